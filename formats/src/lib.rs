@@ -1,0 +1,6 @@
+//! Sans-IO parsers of driving-data formats: given bytes, they say what is in them or what to read
+//! next. No parser touches a file, allocates from an unchecked count, or panics on any input.
+
+pub mod error;
+
+pub use error::{Error, Result};

@@ -1,0 +1,20 @@
+//! The PyO3 module `drivetrain._native`. One file per Python-visible noun, each with a `register`.
+
+use pyo3::prelude::*;
+
+mod checkpoint;
+mod cli;
+mod dataset;
+mod errors;
+mod loader;
+
+/// Native half of the `drivetrain` package; its public face is the Python package itself.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::register(module)?;
+    dataset::register(module)?;
+    loader::register(module)?;
+    checkpoint::register(module)?;
+    cli::register(module)
+}

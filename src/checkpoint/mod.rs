@@ -1,0 +1,1 @@
+//! Snapshot → write → commit → read back.

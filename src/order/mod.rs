@@ -1,0 +1,1 @@
+//! Order as arithmetic: the sample at position p of epoch e is a pure function of (seed, e, p).

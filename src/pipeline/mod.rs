@@ -1,0 +1,1 @@
+//! Plan → fetch → decode into the batch slot → deliver in order, bounded in bytes.

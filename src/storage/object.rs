@@ -1,0 +1,1 @@
+//! Object stores through the `object_store` crate.

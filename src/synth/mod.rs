@@ -1,0 +1,1 @@
+//! A deterministic driving world in nuScenes layout.

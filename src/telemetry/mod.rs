@@ -1,0 +1,1 @@
+//! Counters, spans, and where the time went.

@@ -1,0 +1,1 @@
+//! What a transform means, and its CPU kernels.

@@ -1,0 +1,1 @@
+//! Integration tests in one binary (one link): contract suites, conformance, faults, style.
