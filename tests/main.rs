@@ -1,1 +1,2 @@
 //! Integration tests in one binary (one link): contract suites, conformance, faults, style.
+mod order;
