@@ -12,11 +12,12 @@ import subprocess
 import sys
 import time
 
-import checkpoint
 import dataset
 import loading
 import psutil
 import registry
+
+import checkpoint
 
 TIMEOUT_S = 300
 WARM_UNITS_S = 1.0

@@ -170,7 +170,7 @@ def image_spec(dt, **more):
 
 # ---- LiDAR --------------------------------------------------------------------------------------
 def merge_sweeps(clouds, matrices, dt_s):
-    """Ten clouds to one padded (MAX_POINTS, 5) in the keyframe's frame, and the number of points."""
+    """Ten clouds to one padded (MAX_POINTS, 5) in the keyframe frame, and their point count."""
     merged = []
     for i, points in enumerate(clouds):
         if i:

@@ -79,7 +79,7 @@ def main():
                     cells.append("")
                     continue
                 low, high = interval(ratios)
-                cells.append(f"{statistics.median(ratios):.2f} ({low:.2f}–{high:.2f})")
+                cells.append(f"{statistics.median(ratios):.2f} ({low:.2f}..{high:.2f})")
             print(f"| {name} | " + " | ".join(cells) + " |")
     failed = {row["contender"]: row["error"] for row in rows if "error" in row}
     for name, error in failed.items():
