@@ -1,7 +1,7 @@
 """Contenders that save and load 2.17 GB of model and Adam state, and how they are timed.
 
-A contender has `save(state, path)`, which returns None or a function that waits until the save is over,
-and `load(path, state)`, which fills the live tensors.
+A contender has `save(state, path)`, which returns None or a function that waits until the save is
+over, and `load(path, state)`, which fills the live tensors.
 """
 
 import os

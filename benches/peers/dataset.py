@@ -1,7 +1,7 @@
 """The data both sides read: a synthetic nuScenes tree, and what the peers need to read it.
 
-The peers get a plain list of files and matrices, made here with numpy from the JSON tables alone, so
-that nothing of ours helps or hinders them.
+The peers get a plain list of files and matrices, made here with numpy from the JSON tables alone,
+so that nothing of ours helps or hinders them.
 """
 
 import json
@@ -48,7 +48,7 @@ def rigid(record):
 
 
 def read_plan(root):
-    """Per keyframe: six image paths, ten sweep paths, their matrices and times before the keyframe."""
+    """Per keyframe: six image paths, ten sweep paths, their matrices and ages."""
     tables = next(p for p in root.iterdir() if p.name.startswith("v1.0-"))
 
     def table(name):
