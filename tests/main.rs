@@ -1,1 +1,3 @@
 //! Integration tests in one binary (one link): contract suites, conformance, faults, style.
+
+mod index;
