@@ -1,8 +1,6 @@
 //! The index file: what was put in comes out, from memory and from the mapped file; damaged and
 //! foreign files are refused by name.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 
 use drivetrain::index::{
