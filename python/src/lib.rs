@@ -8,6 +8,7 @@ mod cli;
 mod dataset;
 mod errors;
 mod loader;
+mod transforms;
 
 /// Native half of the `drivetrain` package; its public face is the Python package itself.
 #[pymodule]
@@ -16,6 +17,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
     buffer::register(module)?;
     dataset::register(module)?;
+    transforms::register(module)?;
     loader::register(module)?;
     checkpoint::register(module)?;
     cli::register(module)
