@@ -2,13 +2,16 @@
 
 use pyo3::prelude::*;
 
+mod arrow;
 mod buffer;
 mod checkpoint;
 mod cli;
 mod dataset;
 mod errors;
 mod loader;
+mod sample;
 mod transforms;
+mod values;
 
 /// Native half of the `drivetrain` package; its public face is the Python package itself.
 #[pymodule]
