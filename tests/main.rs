@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod index;
+mod memory;
 mod order;
+mod synth;
 mod uring;
