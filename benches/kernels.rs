@@ -4,6 +4,8 @@
 //! `cargo bench --features turbojpeg --bench kernels`; camera pictures and a sweep are taken from
 //! `DRIVETRAIN_TEST_DATA` (default `../shared/data`) where that is there, else made up.
 
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
+
 use std::path::PathBuf;
 use std::time::Duration;
 
