@@ -29,7 +29,7 @@ fn measure(count: usize, mut pass: impl FnMut(usize)) -> f64 {
         .map(|_| {
             let start = thread_time();
             (0..count).for_each(&mut pass);
-            (thread_time() - start).as_secs_f64() * 1e3 / count as f64
+            thread_time().saturating_sub(start).as_secs_f64() * 1e3 / count as f64
         })
         .collect();
     samples.sort_by(f64::total_cmp);
