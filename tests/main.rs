@@ -4,4 +4,6 @@
 
 mod index;
 mod order;
+mod s3_server;
+mod store_contract;
 mod uring;
