@@ -5,5 +5,7 @@
 mod index;
 mod memory;
 mod order;
+mod s3_server;
+mod store_contract;
 mod synth;
 mod uring;
