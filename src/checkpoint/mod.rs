@@ -1,1 +1,4 @@
 //! Snapshot → write → commit → read back.
+
+pub mod layout;
+pub mod rects;
