@@ -2,5 +2,6 @@
 // Helpers outside `#[test]` functions are test code too; clippy cannot see that here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod commit;
 mod order;
 mod uring;

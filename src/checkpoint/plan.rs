@@ -219,7 +219,8 @@ mod tests {
         let bytes = |p: &Plan| p.pieces.iter().map(|p| p.length).sum::<u64>();
         let (low, high) =
             (plans.iter().map(bytes).min().unwrap(), plans.iter().map(bytes).max().unwrap());
-        assert!(high - low < 50_000, "{low} {high}");
+        // A row of the split tensor is the finest grain.
+        assert!(high - low <= 1 << 20, "{low} {high}");
         assert!(plans[2].pieces.iter().any(|p| p.path.contains("buffer")));
         let hashes: HashSet<_> = plans.iter().map(|p| p.groups[&vec![0, 1, 2]].hash()).collect();
         assert_eq!(hashes.len(), 1);

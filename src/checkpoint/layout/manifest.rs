@@ -246,7 +246,8 @@ mod tests {
             }],
             refers_to: vec![],
             tool: "drivetrain 0".into(),
-            state_json: r#"{"big": 123456789012345678901234567890, "x":[1e400, -0.0, "},]"]}"#.into(),
+            state_json: r#"{"big": 123456789012345678901234567890, "x":[1e400, -0.0, "},]"]}"#
+                .into(),
             per_rank_json: vec!["{\"a\":1}".into(), "null".into()],
         }
     }

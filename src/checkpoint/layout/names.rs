@@ -18,7 +18,7 @@ pub fn step_dir(step: i64) -> Result<String> {
     if step < 0 {
         return Err(Error::invalid("step", "a number from 0 up", step));
     }
-    Ok(format!("step-{step:0width$}", width = STEP_DIGITS_MIN))
+    Ok(format!("step-{step:0STEP_DIGITS_MIN$}"))
 }
 
 /// The step of a folder name with or without its final `/`; `None` for any other name.
@@ -34,7 +34,7 @@ pub fn parse_step_dir(name: &str) -> Option<i64> {
 
 /// Attempt folder's name from a number that no other save call has.
 pub fn attempt_dir(id: u64) -> String {
-    format!("{ATTEMPT_PREFIX}{id:0width$x}", width = ATTEMPT_HEX_DIGITS)
+    format!("{ATTEMPT_PREFIX}{id:0ATTEMPT_HEX_DIGITS$x}")
 }
 
 /// Whether `name` (with or without a final `/`) is an attempt folder of ours.

@@ -67,7 +67,9 @@ fn columns(chunks: &[Chunk]) -> Vec<ArrayRef> {
 
 fn text(chunks: &[Chunk], of: impl Fn(&Chunk) -> &String) -> ArrayRef {
     let mut column = StringBuilder::new();
-    chunks.iter().for_each(|c| column.append_value(of(c)));
+    for c in chunks {
+        column.append_value(of(c));
+    }
     Arc::new(column.finish())
 }
 
@@ -83,19 +85,25 @@ fn lists(chunks: &[Chunk], of: impl Fn(&Chunk) -> &Vec<i64>) -> ArrayRef {
 
 fn numbers(chunks: &[Chunk], of: impl Fn(&Chunk) -> Option<i64>) -> ArrayRef {
     let mut column = Int64Builder::new();
-    chunks.iter().for_each(|c| column.append_option(of(c)));
+    for c in chunks {
+        column.append_option(of(c));
+    }
     Arc::new(column.finish())
 }
 
 fn unsigned(chunks: &[Chunk], of: impl Fn(&Chunk) -> u64) -> ArrayRef {
     let mut column = UInt64Builder::new();
-    chunks.iter().for_each(|c| column.append_value(of(c)));
+    for c in chunks {
+        column.append_value(of(c));
+    }
     Arc::new(column.finish())
 }
 
 fn checksums(chunks: &[Chunk]) -> ArrayRef {
     let mut column = UInt32Builder::new();
-    chunks.iter().for_each(|c| column.append_value(c.crc32c));
+    for c in chunks {
+        column.append_value(c.crc32c);
+    }
     Arc::new(column.finish())
 }
 
@@ -105,8 +113,7 @@ pub fn decode_table(bytes: &[u8], file: &str) -> Result<Vec<Chunk>> {
     let bad = |found: String| {
         Error::corrupt(file, 0, "an Arrow IPC file of chunks", found, "use an older step")
     };
-    let reader =
-        FileReader::try_new(Cursor::new(bytes), None).map_err(|e| bad(e.to_string()))?;
+    let reader = FileReader::try_new(Cursor::new(bytes), None).map_err(|e| bad(e.to_string()))?;
     let mut chunks = Vec::new();
     for batch in reader {
         let batch = batch.map_err(|e| bad(e.to_string()))?;

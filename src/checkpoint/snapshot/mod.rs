@@ -13,7 +13,7 @@ use super::plan::TensorIn;
 use crate::error::Result;
 use crate::memory::PAGE_BYTES;
 
-pub use slots::{Slot, Slots};
+pub use slots::{Slot, Slots, Staged};
 
 use copy::{CopyList, copy_all};
 
