@@ -7,6 +7,7 @@ mod cli;
 mod dataset;
 mod errors;
 mod loader;
+mod meet;
 
 /// Native half of the `drivetrain` package; its public face is the Python package itself.
 #[pymodule]
