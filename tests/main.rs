@@ -2,9 +2,11 @@
 // Helpers outside `#[test]` functions are test code too; clippy cannot see that here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod fault_store;
 mod index;
 mod memory;
 mod order;
+mod s3_faults;
 mod s3_server;
 mod store_contract;
 mod synth;
