@@ -5,5 +5,6 @@
 mod index;
 mod memory;
 mod order;
+mod style;
 mod synth;
 mod uring;

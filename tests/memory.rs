@@ -23,7 +23,10 @@ fn ends(buf: &Buffer) -> (usize, usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(40) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(40)
+    })]
 
     /// Random allocations and frees: live buffers are disjoint, keep what was written to them, and
     /// the mapped total stays under the limit.
@@ -37,7 +40,8 @@ proptest! {
         for (n, (action, size_log, jitter)) in steps.into_iter().enumerate() {
             if action == 0 && !live.is_empty() {
                 let (mark, buf) = live.swap_remove(jitter as usize % live.len());
-                prop_assert!(buf.iter().take(64).chain(buf.iter().rev().take(64)).all(|b| *b == mark));
+                let mut ends = buf.iter().take(64).chain(buf.iter().rev().take(64));
+                prop_assert!(ends.all(|b| *b == mark));
             } else {
                 let len = (1_usize << size_log) + usize::from(jitter) % (1 << size_log);
                 let Some(mut buf) = arena.try_alloc(len) else { continue };

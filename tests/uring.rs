@@ -11,7 +11,8 @@ use drivetrain::storage::{OpenOptions, Store, WriteOptions};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-/// A folder on the disk that holds the build, where O_DIRECT means something (on tmpfs it does not).
+/// A folder on the disk that holds the build, where O_DIRECT means something (on tmpfs it does
+/// not).
 pub fn disk_folder() -> tempfile::TempDir {
     let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     std::fs::create_dir_all(&base).unwrap();
