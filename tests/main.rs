@@ -6,5 +6,7 @@ mod index;
 mod memory;
 mod order;
 mod style;
+mod s3_server;
+mod store_contract;
 mod synth;
 mod uring;
