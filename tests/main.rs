@@ -5,8 +5,8 @@
 mod index;
 mod memory;
 mod order;
-mod style;
 mod s3_server;
 mod store_contract;
+mod style;
 mod synth;
 mod uring;

@@ -121,7 +121,8 @@ fn files_and_lines_have_limits() {
         }
         let mut bad = lines_where(text, |line| {
             let columns = line.chars().count();
-            (columns > LINE_COLUMNS_MAX).then(|| format!("{columns} columns"))
+            let table = line.trim_start().starts_with("//! |");
+            (columns > LINE_COLUMNS_MAX && !table).then(|| format!("{columns} columns"))
         });
         if text.lines.len() > FILE_LINES_MAX {
             bad.push((text.lines.len(), format!("more than {FILE_LINES_MAX} lines")));
