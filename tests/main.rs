@@ -5,4 +5,5 @@
 mod index;
 mod memory;
 mod order;
+mod seccomp;
 mod uring;
