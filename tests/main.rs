@@ -5,5 +5,8 @@
 mod index;
 mod memory;
 mod order;
+mod s3_server;
 mod seccomp;
+mod store_contract;
+mod synth;
 mod uring;
