@@ -6,6 +6,7 @@ mod index;
 mod memory;
 mod order;
 mod s3_server;
+mod seccomp;
 mod store_contract;
 mod style;
 mod synth;
