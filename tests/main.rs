@@ -8,6 +8,8 @@ mod memory;
 mod order;
 mod s3_faults;
 mod s3_server;
+mod seccomp;
 mod store_contract;
+mod style;
 mod synth;
 mod uring;
