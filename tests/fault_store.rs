@@ -44,8 +44,9 @@ async fn read(store: &dyn Store, path: &str) -> Result<String> {
 
 #[test]
 fn errors_come_in_place_of_the_operation() {
+    type Expected = fn(&Error) -> bool;
     block_on(async {
-        let cases: [(&str, fn(&Error) -> bool); 4] = [
+        let cases: [(&str, Expected); 4] = [
             ("eio@put_new", |e| {
                 matches!(e, Error::Io { source, .. }
                 if source.raw_os_error() == Some(libc::EIO))

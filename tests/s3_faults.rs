@@ -76,7 +76,7 @@ fn relay(mut client: &TcpStream, server_port: u16, plan: &Plan) -> std::io::Resu
         _ => {}
     }
     let mut server = TcpStream::connect(("127.0.0.1", server_port))?;
-    server.set_read_timeout(Some(Duration::from_secs(60)))?;
+    server.set_read_timeout(Some(Duration::from_mins(1)))?;
     server.write_all(&request)?;
     let answer = message(&server, method == "HEAD")?;
     match harm {
@@ -125,7 +125,7 @@ fn commits_survive_a_network_that_fails() {
     let Some(server) = Server::start() else { return };
     server.bucket("faults");
     let proxy = Proxy::start(server.port());
-    let store = server.open_through(proxy.port, "s3://faults");
+    let store = Server::open_through(proxy.port, "s3://faults");
     creations_know_their_outcome(&proxy, &store);
     replacements_know_their_outcome(&proxy, &store);
     reads_resume(&proxy, &store);

@@ -71,11 +71,11 @@ impl Server {
     }
 
     fn open(&self, uri: &str) -> Arc<dyn Store> {
-        self.open_through(self.port, uri)
+        Self::open_through(self.port, uri)
     }
 
-    /// Opens a store of this server by another port, where a proxy listens.
-    pub fn open_through(&self, port: u16, uri: &str) -> Arc<dyn Store> {
+    /// Opens a store of a server by its port, or by that of a proxy before it.
+    pub fn open_through(port: u16, uri: &str) -> Arc<dyn Store> {
         let endpoint = format!("http://127.0.0.1:{port}");
         let pairs = [
             ("aws_endpoint", endpoint.as_str()),
