@@ -296,13 +296,15 @@ fn a_missing_rank_is_named_on_all_ranks_and_nothing_stays() {
     assert!(failed.iter().all(|e| e.to_string().contains("rank 2")), "{failed:?}");
 }
 
+/// Spoils what one rank saves: (rank, tensors, state, step).
+type Change<'a> = &'a (dyn Fn(u32, &mut Vec<Owned>, &mut String, &mut i64) + Sync);
+
 #[test]
 fn ranks_that_differ_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let store = local(dir.path());
     let meet = Arc::new(MemoryMeet::default());
     let three = ranks(&store, Some(&meet), 3, WAIT);
-    type Change<'a> = &'a (dyn Fn(u32, &mut Vec<Owned>, &mut String, &mut i64) + Sync);
     let refused = |step: i64, change: Change<'_>| {
         let errors = on_all(&three, |r, ckpt| {
             let (mut tensors, mut state, mut step) = (share(r, 3, 1), "{\"a\":1}".into(), step);

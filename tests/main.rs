@@ -3,5 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod commit;
+mod fault_store;
+mod index;
+mod memory;
 mod order;
+mod s3_faults;
+mod s3_server;
+mod seccomp;
+mod store_contract;
+mod style;
+mod synth;
 mod uring;

@@ -114,10 +114,14 @@ impl Checkpointer {
     }
 
     /// Every rank's payload in rank order.
+    #[allow(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is not generic enough"
+    )]
     fn agree(&self, py: Python<'_>, tag: &str, payload: &str) -> PyResult<Vec<String>> {
         let mut interrupt = None;
         let said = py.detach(|| {
-            let mut signals = || match Python::attach(Python::check_signals) {
+            let mut signals = || match Python::attach(|py| py.check_signals()) {
                 Ok(()) => Ok(()),
                 Err(raised) => {
                     interrupt = Some(raised);

@@ -155,7 +155,7 @@ fn missing(target: &Rect, pieces: &[Rect]) -> Vec<Rect> {
     left
 }
 
-/// The contiguous runs that carry the common part of a stored box into a wanted box, both row-major.
+/// The contiguous runs that carry the common part of a stored box into a wanted one, row-major.
 /// Run `k` starts at ever larger offsets of the stored box, so a reader that holds only a window of
 /// it finds its runs by bisection.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -49,7 +49,7 @@ fn same_call(parts: &[Part]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// For each list of replicated tensors that is not the same on all its ranks: two ranks that differ.
+/// For each list of replicated tensors that is not equal on all its ranks: two that differ.
 fn differing_groups(parts: &[Part]) -> Vec<[u32; 2]> {
     let mut lists: BTreeMap<&Vec<u32>, BTreeMap<u32, u64>> = BTreeMap::new();
     for (rank, part) in parts.iter().enumerate() {
