@@ -1,0 +1,91 @@
+//! Argument forms several verbs share: sizes with units, picture sizes, `key=value` options.
+
+use crate::storage::OptionMap;
+
+/// Units of a byte size, largest first, binary and decimal.
+const UNITS: [(&str, u64); 9] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("B", 1),
+];
+
+/// Storage options given on the command line.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct StorageArgs {
+    /// Option of the storage backend as KEY=VALUE (repeatable); credentials belong in the
+    /// environment instead
+    #[arg(long = "storage-option", value_name = "KEY=VALUE", value_parser = parse_pair)]
+    pub storage_option: Vec<(String, String)>,
+}
+
+impl StorageArgs {
+    /// The options as a map; the last of equal keys wins.
+    pub fn map(&self) -> OptionMap {
+        self.storage_option.iter().cloned().collect()
+    }
+}
+
+/// Parses `"2GiB"`, `"64 MiB"`, `"1e"`-free decimals such as `"1.5GB"`, or plain bytes.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number.trim(), *unit)))
+        .unwrap_or((text, 1));
+    let bad = || format!("expected bytes such as 2GiB, 64MiB or 1048576, found {text:?}");
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(unit).ok_or_else(bad);
+    }
+    let value: f64 = number.parse().map_err(|_| bad())?;
+    let bytes = value * unit as f64;
+    if bytes.is_finite() && (0.0..=9e18).contains(&bytes) { Ok(bytes as u64) } else { Err(bad()) }
+}
+
+/// Parses `WIDTHxHEIGHT` into pixels.
+pub fn parse_size(text: &str) -> Result<(u32, u32), String> {
+    let bad = || format!("expected WIDTHxHEIGHT such as 1600x900, found {text:?}");
+    let (width, height) = text.split_once(['x', 'X']).ok_or_else(bad)?;
+    Ok((width.parse().map_err(|_| bad())?, height.parse().map_err(|_| bad())?))
+}
+
+fn parse_pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.into(), value.into())),
+        // The text may be a secret typed in the wrong place, so it is not repeated.
+        _ => Err("expected KEY=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_with_units() {
+        assert_eq!(parse_bytes("2GiB"), Ok(2 << 30));
+        assert_eq!(parse_bytes("64 MiB"), Ok(64 << 20));
+        assert_eq!(parse_bytes("1.5kB"), Ok(1500));
+        assert_eq!(parse_bytes("123"), Ok(123));
+        for bad in ["", "GiB", "-1", "2GiX", "nan", "99999999999TiB", "1e40"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn picture_sizes() {
+        assert_eq!(parse_size("1600x900"), Ok((1600, 900)));
+        assert!(parse_size("1600").is_err() && parse_size("ax9").is_err());
+    }
+
+    #[test]
+    fn a_bad_pair_is_not_echoed() {
+        assert_eq!(parse_pair("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert_eq!(parse_pair("s3cret"), Err("expected KEY=VALUE".into()));
+    }
+}
