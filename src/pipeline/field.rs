@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::config::{FieldForm, FieldRequest, Ragged};
 use crate::error::{Error, Result};
 use crate::index::{Codec, FieldKind, FieldSpec, SampleTable};
-use crate::transform::{DType, ImageSpec, PointsSpec};
+use crate::transform::{ImageSpec, PointLayout, PointsSpec};
 
 /// Rows looked at to learn how a field's bytes are encoded, if the first rows have none.
 const CODEC_ROWS_MAX: usize = 1000;
@@ -36,8 +36,8 @@ pub enum Task {
         /// C.
         columns: usize,
     },
-    /// Bytes as they are stored.
-    Blob,
+    /// The natural form of whatever is stored: tensor, text or bytes.
+    Blob(FieldKind),
     /// A value of the table.
     Inline(Inline),
 }
@@ -60,10 +60,8 @@ pub struct PointsTask {
     pub spec: PointsSpec,
     /// How to batch.
     pub ragged: Ragged,
-    /// Columns of a stored record.
-    pub record_columns: usize,
-    /// Columns of the batch.
-    pub out_columns: usize,
+    /// Columns of a stored record and of the batch.
+    pub layout: PointLayout,
 }
 
 /// Kinds of values that lie in the table itself.
@@ -178,7 +176,7 @@ fn natural(table: &SampleTable, column: usize, spec: &FieldSpec) -> Result<Task>
             (_, Some(Codec::F32Records { columns })) => {
                 Task::Records { columns: columns as usize }
             }
-            _ => Task::Blob,
+            _ => Task::Blob(spec.kind),
         });
     }
     Ok(Task::Inline(match spec.kind {
@@ -224,7 +222,7 @@ fn points_task(
     {
         return Err(Error::invalid("max_points", format!("1 to {PAD_POINTS_MAX}"), max_points));
     }
-    let out_columns = record_columns + 1;
-    Ok(PointsTask { spec: spec.clone(), ragged, record_columns, out_columns })
+    let layout = spec.layout(&field.columns, record_columns)?;
+    Ok(PointsTask { spec: spec.clone(), ragged, layout })
 }
 

@@ -58,7 +58,7 @@ pub fn plan_cell(table: &SampleTable, field: &Field, row: usize) -> Cell {
     let cell = match &field.task {
         Task::Inline(kind) => inline(table, field, *kind, row).map(Cell::Ready),
         Task::Points(points) => sweeps(table, field, points, row).map(Cell::Encoded),
-        Task::Image(_) | Task::Records { .. } | Task::Blob => {
+        Task::Image(_) | Task::Records { .. } | Task::Blob(_) => {
             keyframe(table, field, row).map(|piece| Cell::Encoded(vec![piece]))
         }
     };
@@ -119,15 +119,15 @@ pub fn cell_bytes(field: &Field, cell: &Cell) -> usize {
         Task::Records { .. } => stored,
         Task::Points(points) => match points.ragged {
             Ragged::Offsets => points_bytes(points, stored),
-            Ragged::Pad { max_points } => max_points * points.out_columns * F32_BYTES,
+            Ragged::Pad { max_points } => max_points * points.layout.columns() * F32_BYTES,
         },
-        Task::Blob | Task::Inline(_) => 0,
+        Task::Blob(_) | Task::Inline(_) => 0,
     }
 }
 
 /// Bytes of `stored` bytes of records with the batch's columns, if no point is dropped.
 pub fn points_bytes(points: &PointsTask, stored: usize) -> usize {
-    stored / (points.record_columns * F32_BYTES) * points.out_columns * F32_BYTES
+    stored / (points.layout.record_columns * F32_BYTES) * points.layout.columns() * F32_BYTES
 }
 
 /// Where each cell's output lies in the batch's buffer.
@@ -219,7 +219,7 @@ fn pages(bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::Codec;
+    use crate::index::{Codec, FieldKind};
 
     fn read(length: u64, keep: bool) -> Read {
         Read { source: 0, offset: 0, length, keep, users: vec![] }
@@ -241,7 +241,7 @@ mod tests {
             column: 0,
             task: Task::Records { columns: 1 },
         };
-        let blob = Field { name: "b".into(), column: 1, task: Task::Blob };
+        let blob = Field { name: "b".into(), column: 1, task: Task::Blob(FieldKind::Bytes) };
         let cell = |length| {
             let blob = BlobRef { source: 0, offset: 0, length, codec: Codec::Raw };
             Cell::Encoded(vec![Piece { blob, transform: None, dt_s: 0.0 }])

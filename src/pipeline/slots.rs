@@ -111,6 +111,14 @@ impl Drop for SlotGuard<'_> {
     }
 }
 
+/// The same bytes as float32 values. Buffers start on pages and regions on multiples of four bytes,
+/// so nothing is cut off; other slices lose their unaligned ends.
+pub fn floats_mut(bytes: &mut [u8]) -> &mut [f32] {
+    // SAFETY: every bit pattern is a valid f32 and a valid u8.
+    let (_, values, _) = unsafe { bytes.align_to_mut::<f32>() };
+    values
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
