@@ -2,5 +2,7 @@
 // Helpers outside `#[test]` functions are test code too; clippy cannot see that here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod index;
+mod memory;
 mod order;
 mod uring;

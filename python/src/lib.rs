@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+mod buffer;
 mod checkpoint;
 mod cli;
 mod dataset;
@@ -13,6 +14,7 @@ mod loader;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
+    buffer::register(module)?;
     dataset::register(module)?;
     loader::register(module)?;
     checkpoint::register(module)?;
