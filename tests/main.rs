@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod index;
+mod loader;
 mod memory;
 mod order;
 mod uring;

@@ -95,7 +95,7 @@ fn batch(
 }
 
 fn lost(what: &str) -> Error {
-    Error::Closed { what: format!("making a batch ({what} is gone)") }
+    Error::invalid("batch", "an outcome for every cell", format!("none for {what}"))
 }
 
 fn field_data(

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::budget::Lease;
+use super::budget::{Budget, Charge, Lease};
 use super::quarantine::BadSample;
-use crate::index::{Boxes, Calibration, Codec, Pose};
+use crate::index::{Boxes, Calibration, Pose};
 use crate::memory::Buffer;
 use crate::transform::DType;
 
@@ -68,8 +68,8 @@ pub enum FieldData {
         /// Rows of each sample.
         count: Vec<i64>,
     },
-    /// Encoded bytes per sample, one-dimensional uint8, with their encoding.
-    Blobs(Vec<(Array, Codec)>),
+    /// Bytes per sample that have no decoder, one-dimensional uint8.
+    Blobs(Vec<Array>),
     /// Text per sample.
     Text(Vec<String>),
     /// Number per sample; NaN where it is missing.
@@ -107,16 +107,24 @@ impl Part {
 pub struct BatchMemory {
     // Dropped in this order: bytes first, then the permission to have them.
     parts: Vec<Part>,
+    charge: Option<Charge>,
     lease: Option<Lease>,
 }
 
 impl BatchMemory {
     pub(super) fn new(parts: Vec<Part>) -> Self {
-        Self { parts, lease: None }
+        Self { parts, ..Self::default() }
     }
 
-    pub(super) fn attach(&mut self, lease: Lease) {
-        self.lease = Some(lease);
+    /// Takes over the step's permission to have this memory.
+    pub(super) fn charge(&mut self, charge: Charge) {
+        self.charge = Some(charge);
+    }
+
+    /// From now on the caller holds it.
+    pub(super) fn hand_out(&mut self, budget: &Budget) {
+        let private_bytes = self.bytes_len();
+        self.lease = Some(budget.lease(self.charge.take(), private_bytes));
     }
 
     /// One of its parts.

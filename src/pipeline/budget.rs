@@ -120,11 +120,6 @@ impl Charge {
         self.bytes -= bytes;
         Self { bytes, budget: self.budget.clone() }
     }
-
-    /// Bytes it stands for.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
 }
 
 impl Drop for Charge {
@@ -180,7 +175,7 @@ mod tests {
         let budget = Budget::new(100);
         let mut whole = budget.try_charge(100).unwrap();
         drop(whole.split(30));
-        assert_eq!((budget.used_bytes(), whole.bytes()), (70, 70));
+        assert_eq!((budget.used_bytes(), whole.bytes), (70, 70));
         drop(whole.split(1000));
         assert_eq!(budget.used_bytes(), 0);
         assert!(budget.try_charge(u64::MAX).is_none());
@@ -192,7 +187,7 @@ mod tests {
         let first = budget.try_charge(60).unwrap();
         let waiting = tokio::spawn({
             let budget = budget.clone();
-            async move { budget.charge(50).await.bytes() }
+            async move { budget.charge(50).await.bytes }
         });
         tokio::task::yield_now().await;
         drop(first);

@@ -9,11 +9,11 @@ use super::pool::Scratch;
 use super::slots::{SlotGuard, floats_mut};
 use super::work::{Job, Outcome};
 use crate::error::{Error, Result};
-use crate::index::{Codec, FieldKind};
+use crate::index::Codec;
 use crate::memory::Buffer;
 use crate::transform::image::{IMAGE_PIXELS_MAX, decode_depth};
 use crate::transform::{
-    ImageSpec, Natural, SweepInput, count_points, decode_image, gather_points, image_size, natural,
+    DType, ImageSpec, Natural, SweepInput, count_points, decode_image, gather_points, image_size, natural,
 };
 
 const F32_BYTES: usize = size_of::<f32>();
@@ -85,10 +85,13 @@ fn picture(
     }
     if *codec == Codec::Png
         && task.spec == ImageSpec::natural()
-        && decode_depth(bytes, &file)?.is_some()
+        && let Some((h, w, levels)) = decode_depth(bytes, &file)?
     {
-        return natural(FieldKind::Image, codec, &[], bytes.clone(), scratch, &file)
-            .map(Outcome::Natural);
+        let data: Vec<u8> = levels.iter().flat_map(|v| v.to_le_bytes()).collect();
+        task.saw(data.len());
+        let shape = vec![h as usize, w as usize];
+        let array = Natural::Array { dtype: DType::U16, shape, data: data.into() };
+        return Ok(Outcome::Natural(array));
     }
     let (h, w) = image_size(bytes, codec, &file)?;
     if u64::from(h) * u64::from(w) > IMAGE_PIXELS_MAX {

@@ -7,7 +7,7 @@ use super::config::Ragged;
 use super::field::{Field, Inline, PointsTask, Task};
 use crate::error::{Error, Result};
 use crate::index::{BlobRef, Boxes, Calibration, Pose, SampleTable};
-use crate::memory::PAGE_BYTES;
+use crate::memory::class_bytes;
 
 /// Start of each field inside a batch's buffer: a cache line, which is also what vector loads and
 /// tensor cores like.
@@ -183,7 +183,7 @@ pub fn plan_reads<'a>(pieces: impl Iterator<Item = (&'a BlobRef, bool)>) -> Vec<
     coalesce(wanted.collect())
 }
 
-/// Memory a step takes, in whole pages as the arena gives them.
+/// Memory a step takes, rounded as the arena rounds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
     /// The batch itself, held until the caller drops it.
@@ -196,9 +196,9 @@ impl Cost {
     /// Of a batch buffer of `batch_bytes` and these reads.
     pub fn new(batch_bytes: usize, reads: &[Read]) -> Self {
         let sum = |keep: bool| {
-            reads.iter().filter(|r| r.keep == keep).map(|r| pages(r.length)).sum::<u64>()
+            reads.iter().filter(|r| r.keep == keep).map(|r| lent(r.length)).sum::<u64>()
         };
-        Self { output_bytes: pages(batch_bytes as u64) + sum(true), transient_bytes: sum(false) }
+        Self { output_bytes: lent(batch_bytes as u64) + sum(true), transient_bytes: sum(false) }
     }
 
     /// Refuses a step that cannot fit the limit even alone.
@@ -212,8 +212,9 @@ impl Cost {
     }
 }
 
-fn pages(bytes: u64) -> u64 {
-    bytes.saturating_add(PAGE_BYTES as u64 - 1) / PAGE_BYTES as u64 * PAGE_BYTES as u64
+/// What the arena lends for a request: nothing for nothing.
+fn lent(bytes: u64) -> u64 {
+    if bytes == 0 { 0 } else { class_bytes(bytes as usize) as u64 }
 }
 
 #[cfg(test)]

@@ -69,11 +69,6 @@ impl Pool {
         self.sender.clone()
     }
 
-    /// Number of threads.
-    pub fn len(&self) -> usize {
-        self.threads.len()
-    }
-
     /// Lets the threads finish the jobs queued before, and joins them.
     pub fn stop(&mut self) {
         for _ in &self.threads {

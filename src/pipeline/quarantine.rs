@@ -52,11 +52,6 @@ impl Quarantine {
         Self { file, ..Self::default() }
     }
 
-    /// Bad samples so far.
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
     /// The first [`QUARANTINE_ENTRIES_MAX`] of them.
     pub fn entries(&self) -> &[BadSample] {
         &self.entries
@@ -130,7 +125,7 @@ mod tests {
         assert!(report.add(&[bad("a"), bad("b")], 10, ErrorLimit::Count(2)).is_ok());
         let error = report.add(&[bad("c")], 20, ErrorLimit::Count(2)).unwrap_err().to_string();
         assert!(error.contains("at most 2") && error.contains('c'), "{error}");
-        assert_eq!((report.count(), report.entries().len()), (3, 3));
+        assert_eq!((report.count, report.entries().len()), (3, 3));
     }
 
     #[test]

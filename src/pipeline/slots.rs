@@ -77,11 +77,6 @@ impl SlotBuffer {
         }
         state.buffer.take()
     }
-
-    /// Length of a region in bytes; 0 if it does not exist.
-    pub fn region_bytes(&self, index: usize) -> usize {
-        self.regions.get(index).map_or(0, ExactSizeIterator::len)
-    }
 }
 
 // SAFETY: a guard is exclusive access to bytes that are themselves Send.

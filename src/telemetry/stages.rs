@@ -80,6 +80,11 @@ impl Stages {
         self.copied_batches.fetch_add(u64::from(copied), Ordering::Relaxed);
     }
 
+    /// Samples that reached the caller.
+    pub fn samples(&self) -> u64 {
+        self.samples.load(Ordering::Relaxed)
+    }
+
     /// A read of `bytes` is done, of which `wanted` belong to samples (the rest is gaps).
     pub fn read(&self, bytes: u64, wanted: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
