@@ -6,4 +6,7 @@ mod index;
 mod loader;
 mod memory;
 mod order;
+mod s3_server;
+mod store_contract;
+mod synth;
 mod uring;
