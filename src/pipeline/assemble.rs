@@ -9,6 +9,7 @@ use super::field::{Field, Inline, Task};
 use super::plan::Value;
 use super::work::{Outcome, Sample, StepWork};
 use crate::error::{Error, Result};
+use crate::index::Boxes;
 use crate::memory::Buffer;
 use crate::transform::{DType, Natural};
 
@@ -37,10 +38,10 @@ impl Parts<'_> {
         self.main.as_deref_mut().unwrap_or_default()
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let mut buffer = self.work.engine.buffer(bytes, self.work.private)?;
+    fn buffer(&self, bytes: usize) -> Buffer {
+        let mut buffer = self.work.engine.buffer(bytes, self.work.private);
         buffer.set_len(bytes);
-        Ok(buffer)
+        buffer
     }
 
     fn finish(self) -> BatchMemory {
@@ -65,7 +66,7 @@ pub fn assemble(work: &StepWork) -> Result<Batch> {
                 _ => Err(lost(&field.name)),
             })
             .collect::<Result<Vec<_>>>()?;
-        fields.push((field.name.clone(), field_data(&mut parts, f, field, outcomes)?));
+        fields.push((field.name.clone(), field_data(&mut parts, f, field, outcomes)));
     }
     let mut memory = parts.finish();
     if let Some(charge) = work.funding.lock().output.take() {
@@ -98,26 +99,21 @@ fn lost(what: &str) -> Error {
     Error::invalid("batch", "an outcome for every cell", format!("none for {what}"))
 }
 
-fn field_data(
-    parts: &mut Parts<'_>,
-    f: usize,
-    field: &Field,
-    outcomes: Vec<Outcome>,
-) -> Result<FieldData> {
+fn field_data(parts: &mut Parts<'_>, f: usize, field: &Field, outcomes: Vec<Outcome>) -> FieldData {
     match &field.task {
         Task::Image(image) => match image.shape {
-            Some(shape) => Ok(fixed_images(parts, f, &outcomes, shape, image.spec.dtype)),
+            Some(shape) => fixed_images(parts, f, &outcomes, shape, image.spec.dtype),
             None => free_images(parts, f, outcomes, image.spec.dtype),
         },
         Task::Records { columns } => ragged(parts, f, outcomes, *columns),
         Task::Points(points) => match points.ragged {
             Ragged::Offsets => ragged(parts, f, outcomes, points.layout.columns()),
             Ragged::Pad { max_points } => {
-                Ok(padded(parts, f, &outcomes, [max_points, points.layout.columns()]))
+                padded(parts, f, &outcomes, [max_points, points.layout.columns()])
             }
         },
-        Task::Blob(_) => Ok(naturals(parts, outcomes)),
-        Task::Inline(kind) => Ok(inline(*kind, outcomes)),
+        Task::Blob(_) => naturals(parts, outcomes),
+        Task::Inline(kind) => inline(*kind, outcomes),
     }
 }
 
@@ -147,12 +143,7 @@ fn zero_masked(parts: &mut Parts<'_>, f: usize, outcomes: &[Outcome]) {
 
 /// Pictures of any size: one array if all are equal, else one each. Masked ones take the shape of
 /// the first good one.
-fn free_images(
-    parts: &mut Parts<'_>,
-    f: usize,
-    outcomes: Vec<Outcome>,
-    dtype: DType,
-) -> Result<FieldData> {
+fn free_images(parts: &mut Parts<'_>, f: usize, outcomes: Vec<Outcome>, dtype: DType) -> FieldData {
     let shapes = outcomes.iter().filter_map(|o| match o {
         Outcome::Image { shape, .. } => Some(*shape),
         _ => None,
@@ -164,32 +155,32 @@ fn free_images(
         return equal_images(parts, f, outcomes, first, dtype);
     }
     let list = outcomes.into_iter().enumerate().map(|(slot, outcome)| match outcome {
-        Outcome::Image { shape, own: None } => Ok(Array {
+        Outcome::Image { shape, own: None } => Array {
             part: 0,
             offset_bytes: parts.region(f, slot).start,
             shape: shape.to_vec(),
             first_stride_bytes: None,
             dtype,
-        }),
+        },
         Outcome::Image { shape, own: Some(own) } => {
-            Ok(whole(parts.add(Part::Owned(own)), shape.to_vec(), dtype))
+            whole(parts.add(Part::Owned(own)), shape.to_vec(), dtype)
         }
         Outcome::Natural(Natural::Array { dtype, shape, data }) => {
-            Ok(whole(parts.add(Part::Read(data)), shape, dtype))
+            whole(parts.add(Part::Read(data)), shape, dtype)
         }
         _ => zeros(parts, first.to_vec(), dtype),
     });
-    Ok(FieldData::List(list.collect::<Result<_>>()?))
+    FieldData::List(list.collect())
 }
 
 fn whole(part: usize, shape: Vec<usize>, dtype: DType) -> Array {
     Array { part, offset_bytes: 0, shape, first_stride_bytes: None, dtype }
 }
 
-fn zeros(parts: &mut Parts<'_>, shape: Vec<usize>, dtype: DType) -> Result<Array> {
-    let mut buffer = parts.buffer(shape.iter().product::<usize>() * dtype.size_bytes())?;
+fn zeros(parts: &mut Parts<'_>, shape: Vec<usize>, dtype: DType) -> Array {
+    let mut buffer = parts.buffer(shape.iter().product::<usize>() * dtype.size_bytes());
     buffer.fill(0);
-    Ok(whole(parts.add(Part::Owned(buffer)), shape, dtype))
+    whole(parts.add(Part::Owned(buffer)), shape, dtype)
 }
 
 /// Pictures of one size. Slots may be larger than the pictures, which strides express; pictures
@@ -200,7 +191,7 @@ fn equal_images(
     outcomes: Vec<Outcome>,
     shape: [usize; 3],
     dtype: DType,
-) -> Result<FieldData> {
+) -> FieldData {
     let count = outcomes.len();
     let item = shape.iter().product::<usize>() * dtype.size_bytes();
     let shape = [count, shape[0], shape[1], shape[2]].to_vec();
@@ -211,9 +202,9 @@ fn equal_images(
         let offset_bytes = parts.region(f, 0).start;
         let first_stride_bytes = (stride != item).then_some(stride);
         let array = Array { part: 0, offset_bytes, shape, first_stride_bytes, dtype };
-        return Ok(FieldData::Dense(array));
+        return FieldData::Dense(array);
     }
-    let mut all = parts.buffer(count * item)?;
+    let mut all = parts.buffer(count * item);
     for (slot, (outcome, place)) in outcomes.iter().zip(all.chunks_mut(item.max(1))).enumerate() {
         match outcome {
             Outcome::Image { own: Some(own), .. } => place.copy_from_slice(own),
@@ -224,7 +215,7 @@ fn equal_images(
             _ => place.fill(0),
         }
     }
-    Ok(FieldData::Dense(whole(parts.add(Part::Owned(all)), shape, dtype)))
+    FieldData::Dense(whole(parts.add(Part::Owned(all)), shape, dtype))
 }
 
 fn rows_of(outcome: &Outcome) -> usize {
@@ -233,12 +224,7 @@ fn rows_of(outcome: &Outcome) -> usize {
 
 /// Clouds one after the other. Each was written at the start of its slot; moving them together is
 /// one pass over what is left after filtering, and nothing at all without a filter.
-fn ragged(
-    parts: &mut Parts<'_>,
-    f: usize,
-    outcomes: Vec<Outcome>,
-    columns: usize,
-) -> Result<FieldData> {
+fn ragged(parts: &mut Parts<'_>, f: usize, outcomes: Vec<Outcome>, columns: usize) -> FieldData {
     let mut offsets = vec![0_i64];
     let mut total = 0;
     for outcome in &outcomes {
@@ -266,9 +252,9 @@ fn ragged(
             dtype: DType::F32,
         }
     } else {
-        gathered(parts, f, &outcomes, row_bytes, total)?
+        gathered(parts, f, &outcomes, row_bytes, total)
     };
-    Ok(FieldData::Ragged { values, offsets })
+    FieldData::Ragged { values, offsets }
 }
 
 /// Clouds of which some (substitutes larger than what they replace) are outside their slots.
@@ -278,8 +264,8 @@ fn gathered(
     outcomes: &[Outcome],
     row_bytes: usize,
     total: usize,
-) -> Result<Array> {
-    let mut all = parts.buffer(total * row_bytes)?;
+) -> Array {
+    let mut all = parts.buffer(total * row_bytes);
     let mut end = 0;
     for (slot, outcome) in outcomes.iter().enumerate() {
         let Outcome::Points { rows, own } = outcome else { continue };
@@ -293,7 +279,7 @@ fn gathered(
         end += length;
     }
     let columns = row_bytes / F32_BYTES;
-    Ok(whole(parts.add(Part::Owned(all)), vec![total, columns], DType::F32))
+    whole(parts.add(Part::Owned(all)), vec![total, columns], DType::F32)
 }
 
 fn padded(
@@ -373,11 +359,13 @@ fn inline(kind: Inline, outcomes: Vec<Outcome>) -> FieldData {
             values.map(|v| if let Some(Value::Pose(p)) = v { Some(p) } else { None }).collect(),
         ),
         Inline::Calibration => FieldData::Calibrations(
-            values.map(|v| if let Some(Value::Calibration(c)) = v { c } else { None }).collect(),
+            values
+                .map(|v| if let Some(Value::Calibration(c)) = v { c.map(|c| *c) } else { None })
+                .collect(),
         ),
         Inline::Boxes => FieldData::Boxes(
             values
-                .map(|v| if let Some(Value::Boxes(b)) = v { b } else { Default::default() })
+                .map(|v| if let Some(Value::Boxes(b)) = v { b } else { Boxes::default() })
                 .collect(),
         ),
     }

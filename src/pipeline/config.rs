@@ -176,7 +176,11 @@ impl LoaderConfig {
         if let ErrorLimit::Rate(rate) = self.error_limit
             && !(0.0..=1.0).contains(&rate)
         {
-            return Err(Error::invalid("on_error_limit", "a count, or a rate from 0.0 to 1.0", rate));
+            return Err(Error::invalid(
+                "on_error_limit",
+                "a count, or a rate from 0.0 to 1.0",
+                rate,
+            ));
         }
         Ok(())
     }

@@ -13,7 +13,8 @@ use crate::index::Codec;
 use crate::memory::Buffer;
 use crate::transform::image::{IMAGE_PIXELS_MAX, decode_depth};
 use crate::transform::{
-    DType, ImageSpec, Natural, SweepInput, count_points, decode_image, gather_points, image_size, natural,
+    DType, ImageSpec, Natural, SweepInput, count_points, decode_image, gather_points, image_size,
+    natural,
 };
 
 const F32_BYTES: usize = size_of::<f32>();
@@ -63,10 +64,10 @@ fn slot(job: &Job) -> Result<SlotGuard<'_>> {
     guard.ok_or_else(|| Error::invalid("batch slot", "a free region", "none"))
 }
 
-fn own_buffer(job: &Job, bytes: usize) -> Result<Buffer> {
-    let mut buffer = job.work.engine.buffer(bytes, job.work.private)?;
+fn own_buffer(job: &Job, bytes: usize) -> Buffer {
+    let mut buffer = job.work.engine.buffer(bytes, job.work.private);
     buffer.set_len(bytes);
-    Ok(buffer)
+    buffer
 }
 
 fn picture(
@@ -104,7 +105,7 @@ fn picture(
         decode_image(bytes, codec, &task.spec, scratch, &mut out[..need], &file)?;
         None
     } else {
-        let mut own = own_buffer(job, need)?;
+        let mut own = own_buffer(job, need);
         decode_image(bytes, codec, &task.spec, scratch, &mut own, &file)?;
         Some(own)
     };
@@ -119,7 +120,7 @@ fn records(job: &Job, columns: usize, bytes: &Bytes) -> Result<Outcome> {
         place.copy_from_slice(bytes);
         None
     } else {
-        let mut own = own_buffer(job, bytes.len())?;
+        let mut own = own_buffer(job, bytes.len());
         own.copy_from_slice(bytes);
         Some(own)
     };
@@ -161,7 +162,7 @@ fn gather(
     if values <= place.len() {
         return Ok(Outcome::Points { rows: run(place)?, own: None });
     }
-    let mut own = own_buffer(job, values * F32_BYTES)?;
+    let mut own = own_buffer(job, values * F32_BYTES);
     let rows = run(floats_mut(&mut own))?;
     Ok(Outcome::Points { rows, own: Some(own) })
 }

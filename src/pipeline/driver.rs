@@ -105,7 +105,7 @@ async fn start(
     let slots = if planned.layout.regions.is_empty() {
         None
     } else {
-        let buffer = engine.buffer(bytes, private)?;
+        let buffer = engine.buffer(bytes, private);
         Some(SlotBuffer::new(buffer, planned.layout.regions.clone())?)
     };
     let start = Start {

@@ -74,15 +74,15 @@ impl Engine {
 
     /// A buffer of at least `bytes`. Callers have charged the budget, so the arena has room unless
     /// lent buffers lie scattered; then, and for `private` steps, it is memory of its own.
-    pub fn buffer(&self, bytes: usize, private: bool) -> Result<Buffer> {
+    pub fn buffer(&self, bytes: usize, private: bool) -> Buffer {
         if !private {
             let arena = self.arena.get_or_init(|| Arena::new(self.limit_bytes));
             if let Some(buffer) = arena.try_alloc(bytes) {
-                return Ok(buffer);
+                return buffer;
             }
         }
         self.stages.private(bytes as u64);
-        Ok(Buffer::heap(bytes))
+        Buffer::heap(bytes)
     }
 
     /// What the arena holds; zeros before it is needed.

@@ -15,7 +15,7 @@ use crate::telemetry::Stage;
 pub const READS_IN_FLIGHT_MAX: usize = 128;
 
 /// Longest time one read may take, whatever the loader's own timeout: no wait without a deadline.
-pub const READ_DEADLINE: Duration = Duration::from_secs(300);
+pub const READ_DEADLINE: Duration = Duration::from_mins(5);
 
 /// A job that waits for a part of a read.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ async fn read_range(work: &StepWork, read: &Read) -> Result<Bytes> {
     }
     let source = work.engine.sources.get(read.source).await?;
     let length = read.length as usize;
-    let mut buffer = work.engine.buffer(length, work.private)?;
+    let mut buffer = work.engine.buffer(length, work.private);
     buffer.set_len(length);
     Ok(source.read_at(read.offset, buffer).await?.into_bytes())
 }
@@ -99,20 +99,19 @@ fn repeat(error: &Error) -> Error {
         Error::Corrupt { file, offset, expected, found, advice } => {
             Error::corrupt(file, *offset, expected, found, advice)
         }
-        Error::Changed { file, expected, found } => Error::Changed {
-            file: file.clone(),
-            expected: expected.clone(),
-            found: found.clone(),
-        },
-        Error::Timeout { what, waited, advice } => Error::Timeout {
-            what: what.clone(),
-            waited: *waited,
-            advice: advice.clone(),
-        },
+        Error::Changed { file, expected, found } => {
+            Error::Changed { file: file.clone(), expected: expected.clone(), found: found.clone() }
+        }
+        Error::Timeout { what, waited, advice } => {
+            Error::Timeout { what: what.clone(), waited: *waited, advice: advice.clone() }
+        }
         Error::Io { op, path, source, advice } => Error::Io {
             op,
             path: path.clone(),
-            source: std::io::Error::new(source.kind(), source.to_string()),
+            source: source.raw_os_error().map_or_else(
+                || std::io::Error::new(source.kind(), source.to_string()),
+                std::io::Error::from_raw_os_error,
+            ),
             advice: advice.clone(),
         },
         Error::Unsupported { what, advice } => {

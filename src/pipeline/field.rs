@@ -119,9 +119,7 @@ impl Field {
 pub fn resolve(table: &SampleTable, requests: Option<&[FieldRequest]>) -> Result<Vec<Field>> {
     let Some(requests) = requests else {
         let all = table.fields().iter().enumerate();
-        return all
-            .map(|(column, spec)| field(table, column, spec, &FieldForm::Natural))
-            .collect();
+        return all.map(|(column, spec)| field(table, column, spec, &FieldForm::Natural)).collect();
     };
     let mut fields: Vec<Field> = Vec::with_capacity(requests.len());
     for request in requests {
@@ -173,9 +171,7 @@ fn natural(table: &SampleTable, column: usize, spec: &FieldSpec) -> Result<Task>
             (FieldKind::Image, Some(Codec::Jpeg | Codec::Png)) => {
                 Task::Image(ImageTask::new(ImageSpec::natural())?)
             }
-            (_, Some(Codec::F32Records { columns })) => {
-                Task::Records { columns: columns as usize }
-            }
+            (_, Some(Codec::F32Records { columns })) => Task::Records { columns: columns as usize },
             _ => Task::Blob(spec.kind),
         });
     }
@@ -225,4 +221,3 @@ fn points_task(
     let layout = spec.layout(&field.columns, record_columns)?;
     Ok(PointsTask { spec: spec.clone(), ragged, layout })
 }
-

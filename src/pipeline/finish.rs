@@ -42,7 +42,7 @@ fn settle(work: &StepWork) -> Result<Vec<usize>> {
         if work.engine.on_error == OnError::Mask {
             mask(work, slot, field, &failure);
         } else {
-            replace(work, slot, field, failure)?;
+            replace(work, slot, field, *failure)?;
             again.push(slot);
         }
     }
@@ -55,7 +55,7 @@ fn is_fatal(error: &Error) -> bool {
 }
 
 /// The first failed field of a slot. Outcomes of good fields are put back.
-fn first_failure(work: &StepWork, slot: usize) -> Option<(usize, Failure)> {
+fn first_failure(work: &StepWork, slot: usize) -> Option<(usize, Box<Failure>)> {
     let mut first = None;
     for field in 0..work.engine.fields.len() {
         match work.take(slot, field) {

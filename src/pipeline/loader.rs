@@ -84,12 +84,8 @@ impl Loader {
         config.validate()?;
         let fields: Arc<[Field]> = resolve(&table, config.fields.as_deref())?.into();
         let order = Order::new(table.len() as u64, config.seed, config.shuffle)?;
-        let partition = Partition::new(
-            config.batch_size,
-            config.world_size,
-            config.rank,
-            config.drop_last,
-        )?;
+        let partition =
+            Partition::new(config.batch_size, config.world_size, config.rank, config.drop_last)?;
         let cursor = Cursor::new(order, partition, table.fingerprint());
         Ok(Self {
             quarantine: Mutex::new(Quarantine::new(config.quarantine_file.clone())),

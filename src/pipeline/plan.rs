@@ -37,7 +37,7 @@ pub enum Value {
     /// Pose.
     Pose(Pose),
     /// Calibration, if the sample has one.
-    Calibration(Option<Calibration>),
+    Calibration(Option<Box<Calibration>>),
     /// Boxes; none where the sample has no annotation.
     Boxes(Boxes),
 }
@@ -102,7 +102,7 @@ fn inline(table: &SampleTable, field: &Field, kind: Inline, row: usize) -> Resul
         Inline::Text => Value::Text(table.text(column, row)?.ok_or_else(absent)?),
         Inline::Scalar => Value::Scalar(table.scalar(column, row)?.unwrap_or(f64::NAN)),
         Inline::Pose => Value::Pose(table.pose(column, row)?.ok_or_else(absent)?),
-        Inline::Calibration => Value::Calibration(table.calibration(column, row)?),
+        Inline::Calibration => Value::Calibration(table.calibration(column, row)?.map(Box::new)),
         Inline::Boxes => Value::Boxes(table.boxes(column, row)?.unwrap_or_default()),
     })
 }
@@ -237,11 +237,8 @@ mod tests {
 
     #[test]
     fn fields_start_on_cache_lines_and_slots_touch() {
-        let records = |name: &str| Field {
-            name: name.into(),
-            column: 0,
-            task: Task::Records { columns: 1 },
-        };
+        let records =
+            |name: &str| Field { name: name.into(), column: 0, task: Task::Records { columns: 1 } };
         let blob = Field { name: "b".into(), column: 1, task: Task::Blob(FieldKind::Bytes) };
         let cell = |length| {
             let blob = BlobRef { source: 0, offset: 0, length, codec: Codec::Raw };

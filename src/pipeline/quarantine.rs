@@ -95,8 +95,8 @@ impl Quarantine {
             lines.push('\n');
         }
         // One write per batch with O_APPEND: lines of several ranks do not mix.
-        let write = || OpenOptions::new().create(true).append(true).open(path)?
-            .write_all(lines.as_bytes());
+        let write =
+            || OpenOptions::new().create(true).append(true).open(path)?.write_all(lines.as_bytes());
         write().map_err(|e| Error::io("append to", path.display().to_string(), e))
     }
 }
@@ -144,8 +144,7 @@ mod tests {
         report.add(&[bad("a")], 1, ErrorLimit::default()).unwrap();
         report.add(&[bad("b")], 2, ErrorLimit::default()).unwrap();
         let text = std::fs::read_to_string(path).unwrap();
-        let back: Vec<BadSample> =
-            text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        let back: Vec<BadSample> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         assert_eq!(back, [bad("a"), bad("b")]);
     }
 }

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use super::budget::Charge;
 use super::decode;
 use super::engine::Engine;
-use super::field::{Field, Task};
 use super::fetch;
+use super::field::{Field, Task};
 use super::finish;
 use super::pass::PassState;
 use super::plan::{Cell, Layout, Piece, Value, plan_reads};
@@ -75,6 +75,9 @@ pub struct Failure {
     pub offset: u64,
 }
 
+/// Where the outcome of a cell is put by its job and taken by the step's last one.
+type OutcomeCell = Mutex<Option<Result<Outcome, Box<Failure>>>>;
+
 /// Memory that a step may use.
 #[derive(Debug, Default)]
 pub struct Funding {
@@ -105,7 +108,7 @@ pub struct StepWork {
     pub samples: Mutex<Vec<Sample>>,
     /// Bad samples so far.
     pub bad: Mutex<Vec<BadSample>>,
-    outcomes: Vec<Mutex<Option<Result<Outcome, Failure>>>>,
+    outcomes: Vec<OutcomeCell>,
     remaining: AtomicUsize,
     reading: Mutex<BTreeMap<(u32, u64), u64>>,
 }
@@ -147,19 +150,19 @@ impl StepWork {
         })
     }
 
-    fn cell(&self, slot: usize, field: usize) -> Option<&Mutex<Option<Result<Outcome, Failure>>>> {
+    fn cell(&self, slot: usize, field: usize) -> Option<&OutcomeCell> {
         self.outcomes.get(slot * self.engine.fields.len() + field)
     }
 
     /// Stores what became of a cell.
-    pub fn put(&self, slot: usize, field: usize, outcome: Result<Outcome, Failure>) {
+    pub fn put(&self, slot: usize, field: usize, outcome: Result<Outcome, Box<Failure>>) {
         if let Some(cell) = self.cell(slot, field) {
             *cell.lock() = Some(outcome);
         }
     }
 
     /// Takes what became of a cell.
-    pub fn take(&self, slot: usize, field: usize) -> Option<Result<Outcome, Failure>> {
+    pub fn take(&self, slot: usize, field: usize) -> Option<Result<Outcome, Box<Failure>>> {
         self.cell(slot, field)?.lock().take()
     }
 
@@ -173,7 +176,7 @@ impl StepWork {
                     Cell::Ready(value) => self.put(slot, field, Ok(Outcome::Value(value))),
                     Cell::Failed(error) => {
                         let failure = Failure { error, source: String::new(), offset: 0 };
-                        self.put(slot, field, Err(failure));
+                        self.put(slot, field, Err(Box::new(failure)));
                     }
                     Cell::Encoded(pieces) => jobs.push(Job::new(self, slot, field, pieces)),
                 }
@@ -299,7 +302,7 @@ impl Job {
         work.one_done();
     }
 
-    fn outcome(&self, scratch: &mut Scratch) -> Result<Outcome, Failure> {
+    fn outcome(&self, scratch: &mut Scratch) -> Result<Outcome, Box<Failure>> {
         let (bytes, failed) = {
             let mut state = self.state.lock();
             (std::mem::take(&mut state.bytes), state.failed.take())
@@ -318,9 +321,9 @@ impl Job {
         result.map_err(|(piece, error)| self.failure(piece, error))
     }
 
-    fn failure(&self, piece: usize, error: Error) -> Failure {
+    fn failure(&self, piece: usize, error: Error) -> Box<Failure> {
         let offset = self.pieces.get(piece).map_or(0, |p| p.blob.offset);
-        Failure { error, source: self.file(piece), offset }
+        Box::new(Failure { error, source: self.file(piece), offset })
     }
 
     /// Source of a piece, for messages.

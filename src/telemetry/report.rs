@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     fn spent(deliver_wait: f64, consumer: f64, decode: f64, fetch: f64) -> Bottleneck {
-        StageSeconds { deliver_wait, consumer, decode, fetch, ..StageSeconds::default() }
+        StageSeconds { fetch, decode, deliver_wait, consumer, ..StageSeconds::default() }
             .bottleneck(2)
     }
 

@@ -146,7 +146,10 @@ fn sweep(before: Option<&BlobRef>, i: usize) -> Vec<SequenceItem> {
     let mut transform = IDENTITY;
     transform[3] = 1.0;
     let timestamp_ns = i as i64 * 1_000_000_000 - 500_000_000;
-    before.map(|blob| SequenceItem { blob: blob.clone(), timestamp_ns, transform }).into_iter().collect()
+    before
+        .map(|blob| SequenceItem { blob: blob.clone(), timestamp_ns, transform })
+        .into_iter()
+        .collect()
 }
 
 fn inline(builder: &mut IndexBuilder, i: usize) {
@@ -172,7 +175,8 @@ pub fn files(field: FieldSpec, codec: &Codec, contents: &[Vec<u8>]) -> Data {
         let uri = format!("{i}.bin");
         std::fs::write(folder.path().join(Path::new(&uri)), bytes).unwrap();
         let size_bytes = bytes.len() as u64;
-        let source = builder.add_source(Source { uri, size_bytes, etag: String::new(), mtime_ns: 0 });
+        let source =
+            builder.add_source(Source { uri, size_bytes, etag: String::new(), mtime_ns: 0 });
         builder.begin(&format!("k{i}"), "scene", i as i64).unwrap();
         let blob = BlobRef { source, offset: 0, length: size_bytes, codec: codec.clone() };
         builder.blob(0, &blob, 0, &[]).unwrap();

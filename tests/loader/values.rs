@@ -62,11 +62,9 @@ fn check_inline(batch: &Batch, ids: &[usize]) {
 #[test]
 fn natural_forms_hold_for_every_batch_of_several_epochs() {
     let data = mixed(23);
-    let loader = Loader::new(
-        data.table.clone(),
-        LoaderConfig { shuffle: Shuffle::Full, ..config(4, None) },
-    )
-    .unwrap();
+    let loader =
+        Loader::new(data.table.clone(), LoaderConfig { shuffle: Shuffle::Full, ..config(4, None) })
+            .unwrap();
     for epoch in 0..3 {
         let batches = drain(&loader);
         assert_eq!(batches.len(), 6);
@@ -90,12 +88,8 @@ fn natural_forms_hold_for_every_batch_of_several_epochs() {
 #[test]
 fn pictures_are_resized_normalised_and_laid_out() {
     let data = mixed(5);
-    let image = ImageSpec {
-        size: Some((12, 16)),
-        mean: [100.0; 3],
-        std: [2.0; 3],
-        ..ImageSpec::default()
-    };
+    let image =
+        ImageSpec { size: Some((12, 16)), mean: [100.0; 3], std: [2.0; 3], ..ImageSpec::default() };
     let fields = vec![request("cam", FieldForm::Image(image))];
     let loader = Loader::new(data.table.clone(), config(5, Some(fields))).unwrap();
     let batches = drain(&loader);
@@ -155,9 +149,8 @@ fn padded_clouds_are_cut_and_zeroed() {
                 let i = index(key);
                 let kept = point_count(i).min(max_points);
                 assert_eq!(count[slot] as usize, kept);
-                let mut want: Vec<f32> = (0..kept)
-                    .flat_map(|k| point(i, k).into_iter().chain([0.0]))
-                    .collect();
+                let mut want: Vec<f32> =
+                    (0..kept).flat_map(|k| point(i, k).into_iter().chain([0.0])).collect();
                 want.resize(max_points * 5, 0.0);
                 assert_eq!(all[slot * max_points * 5..][..max_points * 5], want);
             }
@@ -194,7 +187,10 @@ fn smaller_equal_pictures_are_one_strided_array() {
     let loader = Loader::new(data.table.clone(), config(4, None)).unwrap();
     let batches = drain(&loader);
     let Some(FieldData::Dense(small)) = batches[1].field("jpg") else { panic!("small") };
-    assert_eq!((small.shape.clone(), small.first_stride_bytes), (vec![4, 8, 16, 3], Some(40 * 24 * 3)));
+    assert_eq!(
+        (small.shape.clone(), small.first_stride_bytes),
+        (vec![4, 8, 16, 3], Some(40 * 24 * 3))
+    );
     let bytes = batches[1].bytes(small);
     for slot in 0..4 {
         let item = &bytes[slot * 40 * 24 * 3..][..16 * 8 * 3];
