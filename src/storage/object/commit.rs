@@ -16,7 +16,7 @@ use object_store::{
 };
 
 use super::adapter::{Shared, version_of};
-use super::error::{exists, map, missing, outcome_unknown};
+use super::error::{exists, missing, outcome_unknown};
 use crate::error::{Error, Result};
 use crate::storage::Version;
 
@@ -129,7 +129,7 @@ impl Conditional<'_> {
     }
 
     fn mapped(&self, error: &Theirs) -> Error {
-        map(self.op(), &self.name(), error, &self.shared.parts.scrubber)
+        self.shared.mapped(self.op(), self.path, error)
     }
 
     fn mode(&self) -> PutMode {

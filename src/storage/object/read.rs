@@ -9,7 +9,6 @@ use object_store::path::Path;
 use object_store::{Error as Theirs, GetOptions, ObjectStore};
 
 use super::adapter::Shared;
-use super::error::map;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::storage::{ObjectMeta, ReadAt};
@@ -137,7 +136,7 @@ impl Job {
                 expected: self.meta.version.0.clone(),
                 found: "another version".into(),
             },
-            _ => map("read", &self.name(), error, &self.shared.parts.scrubber),
+            _ => self.shared.mapped("read", &self.meta.path, error),
         }
     }
 }
