@@ -5,6 +5,7 @@
 mod commit;
 mod fault_store;
 mod index;
+mod loader;
 mod memory;
 mod order;
 mod s3_faults;
