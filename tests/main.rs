@@ -4,6 +4,7 @@
 
 mod fault_store;
 mod index;
+mod loader;
 mod memory;
 mod order;
 mod s3_faults;
