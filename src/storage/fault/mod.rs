@@ -10,18 +10,22 @@
 //! | clause | meaning |
 //! |---|---|
 //! | `ACTION@N` | at operation number N |
-//! | `ACTION@OP` | at every operation OP: `head open read create write finish abort put_new replace list list_names delete remove_dir sync_dir`, or `any` |
-//! | `ACTION@OP:K`, `ACTION@OP:TEXT`, `ACTION@OP:TEXT:K` | at the K-th such operation, those whose path contains TEXT, or both |
-//! | `ACTION@~P:SEED` | at each operation with probability P, the same ones for the same seed |
+//! | `ACTION@OP` | at every operation of this name, or `any` |
+//! | `ACTION@OP:K` | at the K-th of them |
+//! | `ACTION@OP:TEXT`, `ACTION@OP:TEXT:K` | at those whose path contains TEXT, the K-th of them |
+//! | `ACTION@~P:SEED` | with probability P, at the same operations for the same seed |
 //! | `rank=R` | the rules hold only where the variable RANK is R |
 //! | `uri=TEXT` | only stores whose URI contains TEXT are wrapped (environment only) |
+//!
+//! Names of operations: `head open read create write finish abort put_new replace list list_names
+//! delete remove_dir sync_dir`.
 //!
 //! | action | what happens |
 //! |---|---|
 //! | `kill`, `kill-after` | SIGKILL to this process before or after the operation |
-//! | `tear` | half of the data is written, then SIGKILL; of an atomic write a temporary file stays |
+//! | `tear` | half of the data is written, then SIGKILL; an atomic write leaves a temporary file |
 //! | `eio`, `enospc`, `timeout`, `fail` | the operation is not done and that error returned |
-//! | `halt` | this and all later operations fail: what a dead process leaves, inside a live one |
+//! | `halt` | this and all later operations fail: what a dead process leaves, in a live one |
 //! | `delay=50ms` | the operation starts later |
 //! | `truncate` | half of the data is written and success returned; a read is cut short |
 //! | `flip` | one bit of what is written or read is flipped |
