@@ -36,7 +36,7 @@ pub async fn drive(engine: Arc<Engine>, pass: Arc<PassState>, partition: Partiti
     }
 }
 
-/// How often the first step of a loader with pictures of unknown size is looked at; it happens once.
+/// How often the first step of a loader with pictures of unknown size is looked at, once.
 const FIRST_STEP_POLL: std::time::Duration = std::time::Duration::from_millis(1);
 
 struct Planned {

@@ -1,7 +1,8 @@
 //! One buffer, many writers: decoder threads fill disjoint regions of a batch at the same time.
 //!
-//! The only `unsafe` of the pipeline. Regions are checked to be disjoint when the buffer is wrapped
-//! The only `unsafe` of the pipeline. Regions are checked to be disjoint when the buffer is wrapped,
+//! The only `unsafe` of the pipeline. Regions are checked to be disjoint when the buffer is
+//! wrapped, and each can be claimed by one writer at a time, so safe code cannot make two
+//! overlapping slices.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::slice;
