@@ -28,6 +28,8 @@ pub struct Record {
     pub data: u32,
     /// Its time, nanoseconds since the Unix epoch.
     pub timestamp_ns: i64,
+    /// Row of its scene.
+    pub scene: u32,
     /// Records with the same number are linked without a break.
     pub chain: u32,
     /// Position in [`Linked`]'s samples, if this is a sample's key frame.
@@ -221,6 +223,7 @@ impl Tables {
             let record = Record {
                 data: data as u32,
                 timestamp_ns: row.timestamp_ns,
+                scene: self.scene.row(self.sample.rows[sample].scene).unwrap_or(0) as u32,
                 chain: 0,
                 sample: row.is_key_frame.then(|| position[sample]),
             };
@@ -246,27 +249,20 @@ impl Tables {
         Ok((self.follow(from, mounted.sensor, &self.sensor)?, sample))
     }
 
-    /// Scene row of a sensor record.
-    fn scene_of(&self, data: u32) -> Option<usize> {
-        let sample = self.sample.row(self.sample_data.rows[data as usize].sample)?;
-        self.scene.row(self.sample.rows[sample].scene)
-    }
-
     /// Sorts a channel's records by scene and time and numbers its chains.
     fn chain(&self, channel: &mut Channel, cut: &[bool]) -> Result<()> {
-        channel.records.sort_by_key(|r| (self.scene_of(r.data), r.timestamp_ns, r.data));
-        let mut before: Option<(Option<usize>, Record)> = None;
+        channel.records.sort_by_key(|r| (r.scene, r.timestamp_ns, r.data));
+        let mut before: Option<Record> = None;
         let mut chains = 0;
         let mut keyframes = std::collections::HashSet::new();
         for record in &mut channel.records {
             let row = &self.sample_data.rows[record.data as usize];
-            let scene = self.scene_of(record.data);
-            let cut = scene.is_none_or(|scene| cut[scene]);
+            let cut = cut.get(record.scene as usize).is_none_or(|cut| *cut);
             let links = Links { table: &self.sample_data, prev: row.prev, next: row.next };
-            let previous =
-                before.filter(|(at, r)| *at == scene && r.timestamp_ns < record.timestamp_ns);
-            let goes_on =
-                self.check_links(&links, row.token, previous.map(|(_, r)| r.data), cut)?;
+            let previous = before
+                .filter(|r| r.scene == record.scene && r.timestamp_ns < record.timestamp_ns)
+                .map(|r| r.data);
+            let goes_on = self.check_links(&links, row.token, previous, cut)?;
             chains += u32::from(!goes_on);
             record.chain = chains;
             if let Some(sample) = record.sample
@@ -280,7 +276,7 @@ impl Tables {
                     found: format!("a second key frame of {}", channel.name),
                 });
             }
-            before = Some((scene, *record));
+            before = Some(*record);
         }
         Ok(())
     }
@@ -335,6 +331,11 @@ impl Linked {
     /// Scene of a sample.
     pub fn scene(&self, sample: &Sample) -> Option<&Scene> {
         self.tables.scene.rows.get(self.tables.scene.row(sample.scene)?)
+    }
+
+    /// Row of a sample's scene in its table.
+    pub fn scene_row(&self, sample: &Sample) -> u32 {
+        self.tables.scene.row(sample.scene).unwrap_or(0) as u32
     }
 
     /// The channels by name.
