@@ -3,6 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod index;
+mod mmdet;
 mod nuscenes;
+mod memory;
 mod order;
+mod s3_server;
+mod store_contract;
+mod synth;
 mod uring;
+mod webdataset;

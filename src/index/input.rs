@@ -38,6 +38,7 @@ impl Input {
         })
     }
 
+    #[allow(dead_code)]
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -63,6 +64,7 @@ impl Input {
 
     /// Exactly `len` bytes from `offset`, fetched again if the chunk ends before them; fewer only
     /// at the end of the object. `len` is at most the size of a chunk.
+    #[allow(dead_code)]
     pub(super) fn exact(&mut self, offset: u64, len: u64) -> Result<&[u8]> {
         let len = len.min(self.chunk_bytes);
         let wanted = len.min(self.size_bytes().saturating_sub(offset));
