@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod index;
+mod memory;
 mod mmdet;
 mod nuscenes;
-mod memory;
 mod order;
 mod s3_server;
 mod store_contract;

@@ -35,7 +35,7 @@ impl<'a> Files<'a> {
 
     /// Source of a path below the root, with what the store says about it now. A file that is not
     /// there becomes a missing source and is counted.
-    pub(super) fn source(&mut self, path: &str) -> Result<Source> {
+    fn source(&mut self, path: &str) -> Result<Source> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         if !self.folders.contains_key(folder) {
             let listed = self.list(folder)?;
@@ -62,16 +62,14 @@ impl<'a> Files<'a> {
         Ok(direct.collect())
     }
 
-    /// Adds a source once it is known.
+    /// Id and length of a file as a source, added to the builder the first time.
     pub(super) fn add(&mut self, builder: &mut IndexBuilder, path: &str) -> Result<(u32, u64)> {
+        if let Some(known) = builder.find_source(path) {
+            return Ok(known);
+        }
         let source = self.source(path)?;
         let length = if source.is_missing() { 0 } else { source.size_bytes };
         Ok((builder.add_source(source), length))
-    }
-
-    /// How many files were asked for and are there.
-    pub(super) fn found(&self) -> u64 {
-        self.found
     }
 
     /// A line about missing files, if there are any.

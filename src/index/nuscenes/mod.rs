@@ -182,12 +182,6 @@ impl<'a> Build<'a> {
             self.row(&used, &joined, row)?;
             progress.advance(1);
         }
-        if self.files.found() == 0 && !self.linked.is_empty() {
-            return Err(Error::NotFound {
-                what: self.files.note().unwrap_or_else(|| "every sensor file".into()),
-                advice: "give the folder that holds samples/ and sweeps/".into(),
-            });
-        }
         Ok(self.files.note().into_iter().collect())
     }
 
