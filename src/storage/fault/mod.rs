@@ -28,7 +28,8 @@
 //!
 //! The environment variable `DRIVETRAIN_FAULT` holds such a script for every store that the process
 //! opens; `DRIVETRAIN_FAULT_LOG` names a file that gets a JSON line before and after each operation
-//! (`{rank}` and `{pid}` in the name are filled in). Both exist for tests and cost nothing when unset.
+//! (`{rank}` and `{pid}` in the name are filled in). Both exist for tests and cost nothing when
+//! unset.
 
 mod core;
 mod environment;

@@ -1,8 +1,8 @@
 //! Building an S3 client: options and environment, time limits that suit large objects, counting.
 //!
-//! The crate's default of 30 s for a whole request would cut large bodies on slow links, so there is
-//! no total limit; instead a stalled connection is noticed (`read_timeout`), requests are at most one
-//! part long, and every operation of the adapter has a deadline of its own.
+//! The crate's default of 30 s for a whole request would cut large bodies on slow links, so there
+//! is no total limit; instead a stalled connection is noticed (`read_timeout`), requests are at
+//! most one part long, and every operation of the adapter has a deadline of its own.
 
 use std::future::Future;
 use std::pin::Pin;
