@@ -17,12 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import drivetrain as dt
 import torch
 import torch.distributed as dist
 from driving_model import CAMERAS, DrivingModel, loss_of, targets
 from torch.nn.parallel import DistributedDataParallel
-
-import drivetrain as dt
 
 IMAGE_SIZE = (64, 176)
 FIELDS = {
