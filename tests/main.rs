@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod commit;
+mod commit_faults;
 mod fault_store;
 mod index;
 mod loader;
