@@ -204,3 +204,42 @@ fn wrong_targets_are_refused_before_anything_is_touched() {
     });
     assert!(text.contains("embedding"), "{text}");
 }
+
+/// Runs the program and returns its exit code and what it printed.
+fn program(args: &[&str]) -> (i32, String) {
+    let output =
+        std::process::Command::new(env!("CARGO_BIN_EXE_drivetrain")).args(args).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn the_program_lists_inspects_and_verifies() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().to_str().unwrap();
+    let (code, said) = program(&["ckpt", "ls", root]);
+    assert!(code == 0 && said.contains("no committed step"), "{said}");
+    assert_eq!(program(&["ckpt", "verify", root]).0, 1);
+    saved(dir.path());
+    let (code, said) = program(&["ckpt", "ls", root, "--json"]);
+    let rows: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &rows[0]["step"], &rows[1]["ok"]), (0, &2.into(), &true.into()));
+    assert_eq!(rows[0]["tensors"], 5);
+    let (code, said) = program(&["ckpt", "inspect", root, "--tensor", "embed"]);
+    assert!(code == 0 && said.contains("[1000, 33]") && !said.contains("scalar"), "{said}");
+    let step = format!("{root}/step-00000001");
+    assert_eq!(program(&["ckpt", "verify", &step]).0, 0);
+    let (code, said) = program(&["ckpt", "verify", root]);
+    assert!(code == 0 && said.contains("step 2: ok") && said.contains("step 1: ok"), "{said}");
+    let file = files(dir.path(), 2).into_iter().find(|f| f.ends_with("rank-00000.safetensors"));
+    let file = file.unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let (code, said) = program(&["ckpt", "verify", root, "--json"]);
+    let rows: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &rows[0]["ok"], &rows[1]["ok"]), (1, &false.into(), &true.into()));
+    assert!(rows[0]["problems"][0]["tensor"].as_str().unwrap().starts_with('['), "{said}");
+    assert_eq!(program(&["ckpt", "inspect", root, "--step", "77"]).0, 1);
+    assert_eq!(program(&["ckpt", "inspect"]).0, 2);
+}
