@@ -253,7 +253,7 @@ fn a_fault_on_one_rank_is_one_error_on_all_and_leaves_nothing() {
             Err(_) => continue,
         }
         let before = store.operations();
-        let tensors: Vec<_> = (0..2).map(|r| light(r)).collect();
+        let tensors: Vec<_> = (0..2).map(light).collect();
         let saved = on_all(&two, |r, ckpt| save(ckpt, 1, &tensors[r as usize]));
         if store.operations() < n {
             assert!(saved.iter().all(Result::is_ok), "{what}: {saved:?}");
