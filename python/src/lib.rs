@@ -3,12 +3,14 @@
 use pyo3::prelude::*;
 
 mod arrow;
+mod batch;
 mod buffer;
 mod checkpoint;
 mod cli;
 mod dataset;
 mod errors;
 mod loader;
+mod requests;
 mod sample;
 mod transforms;
 mod values;
