@@ -9,6 +9,7 @@ use bytes::Bytes;
 use drivetrain::memory::Buffer;
 use drivetrain::runtime::block_on;
 use drivetrain::storage::fault::{FAULT_ENV, FAULT_LOG_ENV, FaultScript, FaultStore, Operation};
+use drivetrain::storage::local::is_temporary;
 use drivetrain::storage::{OpenOptions, StorageOptions, Store, WriteOptions, open_store};
 use drivetrain::{Error, Result};
 
@@ -190,6 +191,26 @@ fn processes_are_killed_at_every_operation() {
             assert_eq!(manifest.exists(), committed, "{script}@{n}");
         }
     }
+}
+
+#[test]
+fn processes_are_killed_in_the_middle_of_a_write() {
+    let left = |script: &str| {
+        let place = folder();
+        let (status, _) = child(place.path(), script);
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{script}");
+        let store =
+            open_store(place.path().join("store").to_str().unwrap(), &StorageOptions::default());
+        let found = block_on(async move { store.unwrap().list("").await.unwrap() }).unwrap();
+        found.into_iter().map(|meta| (meta.path, meta.size_bytes)).collect::<Vec<_>>()
+    };
+    let data = |size| ("step/attempt/data".to_string(), size);
+    let torn = "step/.drivetrain-tmp-torn".to_string();
+    assert!(is_temporary(".drivetrain-tmp-torn"));
+    assert_eq!(left("tear@put_new"), [(torn, 1), data(6)], "half a temporary, no manifest");
+    // The writer may hold the half back; more than it must not be there.
+    assert!(left("tear@write:2")[0].1 <= 4);
+    assert_eq!(left("tear@sync_dir"), [data(6)], "as a kill before it");
 }
 
 #[test]

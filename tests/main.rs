@@ -2,6 +2,7 @@
 // Helpers outside `#[test]` functions are test code too; clippy cannot see that here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod commit;
 mod fault_store;
 mod index;
 mod loader;

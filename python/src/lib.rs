@@ -10,6 +10,8 @@ mod cli;
 mod dataset;
 mod errors;
 mod loader;
+
+mod meet;
 mod requests;
 mod sample;
 mod transforms;

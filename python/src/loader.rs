@@ -141,11 +141,7 @@ impl NativeLoader {
         let mut interrupt = None;
         let batch = py.detach(|| {
             self.loader.next(&pass.pass, &mut || {
-                interrupt = Python::attach(|py| -> PyResult<()> {
-                    let signals = py.check_signals();
-                    signals
-                })
-                .err();
+                interrupt = check_signals().err();
                 interrupt.is_none()
             })
         });
@@ -185,6 +181,12 @@ impl NativeLoader {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.loader.close());
     }
+}
+
+/// Ctrl-C, and whatever else Python has noted for its main thread.
+#[allow(clippy::redundant_closure_for_method_calls, reason = "the method is not general enough")]
+fn check_signals() -> PyResult<()> {
+    Python::attach(|py| py.check_signals())
 }
 
 fn bad_dict(py: Python<'_>, bad: &BadSample) -> PyResult<Py<PyDict>> {
