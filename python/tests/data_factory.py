@@ -51,3 +51,15 @@ def blobs(count: int, size: int = 1000) -> list[dict[str, bytes]]:
 def number(key: str) -> int:
     """Number of a sample made here, from its key."""
     return int(key.rsplit("s", 1)[-1])
+
+
+def sparse_webdataset(path: Path, sizes: list[int]) -> Path:
+    """A tar of one `bin` member per sample whose contents are holes: large, but quick to make."""
+    with open(path, "wb") as file:
+        for number_, size in enumerate(sizes):
+            member = tarfile.TarInfo(f"s{number_:05d}.bin")
+            member.size = size
+            file.write(member.tobuf(tarfile.USTAR_FORMAT))
+            file.seek(-(-size // 512) * 512, io.SEEK_CUR)
+        file.write(bytes(1024))
+    return path

@@ -2,12 +2,11 @@
 
 import json
 
+import drivetrain as dt
 import numpy as np
 import pytest
 import torch
 from data_factory import CAMERAS, blobs, number, nuscenes, webdataset
-
-import drivetrain as dt
 
 
 @pytest.fixture(scope="module")
