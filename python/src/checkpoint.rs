@@ -54,10 +54,10 @@ impl Checkpointer {
         storage_options: Option<OptionMap>,
         store: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let _ = (run_id, shm_dir);
         let timeout = Duration::try_from_secs_f64(timeout_s)
             .map_err(|_| raise(&Error::invalid("timeout_s", "seconds from 0 up", timeout_s)))?;
-        let options = Options { keep_last, keep_every, timeout, single_writer };
+        let shm_dir = shm_dir.map(Into::into);
+        let options = Options { keep_last, keep_every, timeout, run_id, shm_dir, single_writer };
         let meet = store.map(|s| Arc::new(StoreMeet::new(s)) as Arc<dyn Meet>);
         let storage = StorageOptions { options: storage_options.unwrap_or_default() };
         let inner = py.detach(|| {
@@ -136,6 +136,12 @@ impl Checkpointer {
     /// Makes staging memory for states of about this many bytes ahead of the first save.
     fn prepare(&self, py: Python<'_>, nbytes: usize) {
         py.detach(|| self.inner.prepare(nbytes));
+    }
+
+    /// Why states are staged in private memory, which a kill loses; None while they are not.
+    #[getter]
+    fn private_reason(&self) -> Option<String> {
+        self.inner.private_reason()
     }
 
     /// Waits for running saves and stops the background thread.

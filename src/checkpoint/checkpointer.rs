@@ -1,5 +1,6 @@
 //! The checkpointer: stages in the caller's thread, writes and commits in one thread of its own.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -17,8 +18,9 @@ use super::meet::{FileMeet, Meet, Room, Tick, draw};
 use super::plan::{TensorIn, plan};
 use super::read::{self, OpenStep, Problem};
 use super::retain::{self, Keep};
-use super::snapshot::{Slot, Slots, Staged, image_starts, stage};
+use super::snapshot::{SlotPlace, Slots, Staged, image_starts, stage};
 use crate::error::{Error, Result};
+use crate::memory::Slot;
 use crate::runtime::block_on;
 use crate::storage::Store;
 
@@ -34,6 +36,10 @@ pub struct Options {
     pub keep_every: Option<i64>,
     /// Longest wait for another rank or a free staging slot.
     pub timeout: Duration,
+    /// Names this run's staging slots; default is the process id.
+    pub run_id: Option<String>,
+    /// Folder of staging slots; default is `$DRIVETRAIN_SHM_DIR`, then `/dev/shm`.
+    pub shm_dir: Option<PathBuf>,
     /// Trust that no one else writes here, on a store without create-if-absent.
     pub single_writer: bool,
 }
@@ -44,6 +50,8 @@ impl Default for Options {
             keep_last: None,
             keep_every: None,
             timeout: Duration::from_mins(10),
+            run_id: None,
+            shm_dir: None,
             single_writer: false,
         }
     }
@@ -89,12 +97,14 @@ impl Checkpointer {
         }
         let keep = Keep::new(options.keep_last, options.keep_every)?;
         block_on(probe(store.as_ref(), options.single_writer))??;
-        let prefix = format!("drivetrain-{:016x}", xxh3_64(store.uri().as_bytes()));
+        let root_hash = xxh3_64(store.uri().as_bytes());
+        let prefix = format!("drivetrain-{root_hash:016x}");
+        let slots = SlotPlace::new(options.shm_dir, root_hash, options.run_id.as_deref(), rank);
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
             place: Arc::new(Place { store, room, keep }),
-            slots: Arc::default(),
+            slots: Arc::new(Slots::new(slots)),
             writer: Mutex::new(None),
             stopping: Arc::default(),
             saves: AtomicU64::new(0),
@@ -186,6 +196,12 @@ impl Checkpointer {
         self.slots.prepare(bytes, 2);
     }
 
+    /// Why states are staged in private memory, which does not outlive a killed process; `None`
+    /// while they are staged in shared memory.
+    pub fn private_reason(&self) -> Option<String> {
+        self.slots.private_reason()
+    }
+
     /// Committed steps, ascending.
     pub fn steps(&self) -> Result<Vec<i64>> {
         block_on(retain::committed(self.place.store.as_ref()))?
@@ -235,6 +251,7 @@ impl Checkpointer {
             thread::sleep(CLOSE_POLL);
         }
         let _ = writer.thread.join();
+        self.slots.remove_free();
         self.place.room.leave()
     }
 }

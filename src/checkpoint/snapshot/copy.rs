@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use super::slots::Slot;
 use crate::error::{Error, Result};
+use crate::memory::Slot;
 
 /// Threads copying at most: two saturate the memory of the machines we measured on, four those
 /// with more channels; more would take cores from the trainer's own threads.
@@ -147,7 +147,7 @@ mod tests {
         list.push_zeros(10, 4086);
         list.push(4096, &source);
         copy_all(list, &mut slot).unwrap();
-        let got = slot.as_slice();
+        let got = &slot;
         assert_eq!(&got[..10], &source[..10]);
         assert!(got[10..4096].iter().all(|&b| b == 0));
         assert!(got[4096..4096 + source.len()] == source[..]);

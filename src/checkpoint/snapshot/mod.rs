@@ -11,9 +11,9 @@ use bytes::Bytes;
 use super::layout::{FileImage, Piece};
 use super::plan::TensorIn;
 use crate::error::Result;
-use crate::memory::PAGE_BYTES;
+use crate::memory::{PAGE_BYTES, Slot};
 
-pub use slots::{Slot, Slots, Staged};
+pub use slots::{SlotPlace, Slots, Staged};
 
 use copy::{CopyList, copy_all};
 

@@ -189,10 +189,18 @@ fn refused(path: &str) -> Error {
     Error::invalid("object path", expected, format!("{path:?}"))
 }
 
+/// Marks a version that is not an etag, and so cannot be a condition of a request.
+const WEAK_VERSION: &str = "weak:";
+
 /// The etag, or what else tells versions apart where a store has none.
 pub(super) fn version_of(meta: &object_store::ObjectMeta) -> Version {
-    let weak = || format!("{}-{}", meta.size, meta.last_modified.timestamp_micros());
+    let weak = || format!("{WEAK_VERSION}{}-{}", meta.size, meta.last_modified.timestamp_micros());
     Version(meta.e_tag.clone().unwrap_or_else(weak))
+}
+
+/// The version as a condition, where it is an etag.
+pub(super) fn etag_of(version: &Version) -> Option<&str> {
+    Some(version.0.as_str()).filter(|version| !version.starts_with(WEAK_VERSION))
 }
 
 impl Shared {

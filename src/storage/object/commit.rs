@@ -15,7 +15,7 @@ use object_store::{
     UpdateVersion,
 };
 
-use super::adapter::{Shared, version_of};
+use super::adapter::{Shared, etag_of, version_of};
 use super::error::{exists, missing, outcome_unknown};
 use crate::error::{Error, Result};
 use crate::storage::Version;
@@ -64,6 +64,12 @@ impl Shared {
         data: Bytes,
         expected: &Version,
     ) -> Result<Version> {
+        if etag_of(expected).is_none() {
+            return Err(Error::Unsupported {
+                what: format!("conditional replacement of {}", self.named(path)),
+                advice: "use a store that gives objects an etag".into(),
+            });
+        }
         let (data, expected) = (&data, Some(expected));
         Conditional { shared: self, path, key, data, expected, unclear: false }.run().await
     }
@@ -136,7 +142,8 @@ impl Conditional<'_> {
         match self.expected {
             None => PutMode::Create,
             Some(version) => {
-                PutMode::Update(UpdateVersion { e_tag: Some(version.0.clone()), version: None })
+                let e_tag = etag_of(version).map(String::from);
+                PutMode::Update(UpdateVersion { e_tag, version: None })
             }
         }
     }
