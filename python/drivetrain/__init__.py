@@ -1,5 +1,8 @@
 """Drivetrain: data loading and checkpoint I/O for training autonomous-driving models."""
 
+import importlib
+from typing import Any
+
 from drivetrain._checkpoint import (
     Checkpointer,
     Keep,
@@ -23,4 +26,12 @@ __all__ = [
     "__version__",
     "rng_state",
     "set_rng_state",
+    "torch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":
+        # Importing it imports torch, which takes seconds and is not needed for numpy.
+        return importlib.import_module("drivetrain.torch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
