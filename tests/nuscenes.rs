@@ -105,11 +105,13 @@ fn a_lyft_box_lands_where_the_tables_say() {
     assert_eq!(pose.matrix, ego);
 }
 
+type Tables = std::collections::BTreeMap<String, Vec<Value>>;
+
 /// A tree of one scene: keyframes every 0.5 s, sweeps every 0.1 s, the car moving along +x at
 /// 10 m/s with the LiDAR one metre up, looking along the car; a box standing at x = 50.
 pub struct Tree {
     pub folder: tempfile::TempDir,
-    pub tables: std::collections::BTreeMap<String, Vec<Value>>,
+    pub tables: Tables,
 }
 
 pub const IDENTITY_Q: [f64; 4] = [1.0, 0.0, 0.0, 0.0];
@@ -119,87 +121,83 @@ fn link(kind: &str, at: i64, count: i64) -> String {
 }
 
 pub fn tree(keyframes: i64) -> Tree {
-    let folder = tempfile::tempdir().unwrap();
-    let mut tables = std::collections::BTreeMap::<String, Vec<Value>>::new();
-    let mut add = |table: &str, row: Value| tables.entry(table.into()).or_default().push(row);
-    add("category", json!({"token": "c", "name": "vehicle.car"}));
-    add("attribute", json!({"token": "a", "name": "vehicle.parked"}));
-    add("visibility", json!({"token": "4", "level": "v80-100"}));
-    add("instance", json!({"token": "i", "category_token": "c"}));
-    add("log", json!({"token": "log", "logfile": ""}));
-    add("map", json!({"token": "m"}));
+    let mut tree = Tree { folder: tempfile::tempdir().unwrap(), tables: Tables::new() };
+    add_fixed(&mut tree, keyframes);
+    (0..keyframes).for_each(|at| add_keyframe(&mut tree, at, keyframes));
+    (0..=(keyframes - 1) * 5).for_each(|at| add_sweep(&mut tree, "l", at, keyframes));
+    (0..keyframes).for_each(|at| add_sweep(&mut tree, "c", at, keyframes));
+    tree
+}
+
+fn add_fixed(tree: &mut Tree, keyframes: i64) {
+    tree.add("category", json!({"token": "c", "name": "vehicle.car"}));
+    tree.add("attribute", json!({"token": "a", "name": "vehicle.parked"}));
+    tree.add("visibility", json!({"token": "4", "level": "v80-100"}));
+    tree.add("instance", json!({"token": "i", "category_token": "c"}));
+    tree.add("log", json!({"token": "log", "logfile": ""}));
+    tree.add("map", json!({"token": "m"}));
     let scene = json!({"token": "s", "name": "scene-0001", "log_token": "log",
         "nbr_samples": keyframes, "first_sample_token": "sample-0",
         "last_sample_token": format!("sample-{}", keyframes - 1)});
-    add("scene", scene);
+    tree.add("scene", scene);
     for (channel, modality) in [("LIDAR_TOP", "lidar"), ("CAM_FRONT", "camera")] {
-        add("sensor", json!({"token": channel, "channel": channel, "modality": modality}));
+        let sensor = json!({"token": channel, "channel": channel, "modality": modality});
+        tree.add("sensor", sensor);
     }
-    add(
-        "calibrated_sensor",
-        json!({"token": "cs-l", "sensor_token": "LIDAR_TOP", "rotation": IDENTITY_Q,
-        "translation": [0.0, 0.0, 1.0], "camera_intrinsic": []}),
-    );
-    add(
-        "calibrated_sensor",
-        json!({"token": "cs-c", "sensor_token": "CAM_FRONT", "rotation": [0.5, -0.5, 0.5, -0.5],
-        "translation": [1.0, 0.0, 1.0],
-        "camera_intrinsic": [[500, 0, 400], [0, 500, 225], [0, 0, 1]]}),
-    );
-    for at in 0..keyframes {
-        let micros = 1_000_000 + at * 500_000;
-        add(
-            "sample",
-            json!({"token": format!("sample-{at}"), "timestamp": micros, "scene_token": "s",
-            "prev": link("sample", at - 1, keyframes), "next": link("sample", at + 1, keyframes)}),
-        );
-        let box_x = 50.0 + at as f64;
-        add(
-            "sample_annotation",
-            json!({"token": format!("ann-{at}"), "sample_token": format!("sample-{at}"),
-            "instance_token": "i", "visibility_token": "4", "attribute_tokens": ["a"],
-            "translation": [box_x, 2.0, 1.0], "size": [1.8, 4.5, 1.5], "rotation": IDENTITY_Q,
-            "num_lidar_pts": 5, "num_radar_pts": 0,
-            "prev": link("ann", at - 1, keyframes), "next": link("ann", at + 1, keyframes)}),
-        );
-    }
-    let sweeps = (keyframes - 1) * 5 + 1;
-    for (kind, mounted, count, step) in [("l", "cs-l", sweeps, 1), ("c", "cs-c", keyframes, 5)] {
-        for at in 0..count {
-            let tick = at * step;
-            let key = tick % 5 == 0;
-            let micros = 1_000_000 + tick * 100_000 - i64::from(kind == "c") * 20_000;
-            let pose = format!("pose-{kind}-{at}");
-            let x = (micros - 1_000_000) as f64 * 1e-5;
-            add(
-                "ego_pose",
-                json!({"token": pose, "timestamp": micros, "rotation": IDENTITY_Q,
-                "translation": [x, 0.0, 0.0]}),
-            );
-            let name = match (kind, key) {
-                ("c", _) => format!("samples/CAM_FRONT/{at}.jpg"),
-                (_, true) => format!("samples/LIDAR_TOP/{at}.pcd.bin"),
-                (_, false) => format!("sweeps/LIDAR_TOP/{at}.pcd.bin"),
-            };
-            let path = folder.path().join(&name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, vec![0; 20 * (at as usize + 1)]).unwrap();
-            // A sweep between two samples belongs to the next one, as in nuScenes.
-            let sample = (tick + 4) / 5;
-            add(
-                "sample_data",
-                json!({"token": format!("{kind}-{at}"), "sample_token": format!("sample-{sample}"),
-                "ego_pose_token": pose, "calibrated_sensor_token": mounted, "timestamp": micros,
-                "fileformat": "pcd", "is_key_frame": key, "height": 0, "width": 0,
-                "filename": name, "prev": link(kind, at - 1, count),
-                "next": link(kind, at + 1, count)}),
-            );
-        }
-    }
-    Tree { folder, tables }
+    let lidar = json!({"token": "cs-l", "sensor_token": "LIDAR_TOP", "rotation": IDENTITY_Q,
+        "translation": [0.0, 0.0, 1.0], "camera_intrinsic": []});
+    tree.add("calibrated_sensor", lidar);
+    let camera = json!({"token": "cs-c", "sensor_token": "CAM_FRONT",
+        "rotation": [0.5, -0.5, 0.5, -0.5], "translation": [1.0, 0.0, 1.0],
+        "camera_intrinsic": [[500, 0, 400], [0, 500, 225], [0, 0, 1]]});
+    tree.add("calibrated_sensor", camera);
+}
+
+fn add_keyframe(tree: &mut Tree, at: i64, keyframes: i64) {
+    let sample = json!({"token": format!("sample-{at}"), "timestamp": 1_000_000 + at * 500_000,
+        "scene_token": "s", "prev": link("sample", at - 1, keyframes),
+        "next": link("sample", at + 1, keyframes)});
+    tree.add("sample", sample);
+    let annotation = json!({"token": format!("ann-{at}"), "sample_token": format!("sample-{at}"),
+        "instance_token": "i", "visibility_token": "4", "attribute_tokens": ["a"],
+        "translation": [50.0 + at as f64, 2.0, 1.0], "size": [1.8, 4.5, 1.5],
+        "rotation": IDENTITY_Q, "num_lidar_pts": 5, "num_radar_pts": 0,
+        "prev": link("ann", at - 1, keyframes), "next": link("ann", at + 1, keyframes)});
+    tree.add("sample_annotation", annotation);
+}
+
+/// One record of the LiDAR (`l`, ten a second) or the camera (`c`, two a second, 20 ms earlier).
+fn add_sweep(tree: &mut Tree, kind: &str, at: i64, keyframes: i64) {
+    let is_camera = kind == "c";
+    let (tick, count) = if is_camera { (at * 5, keyframes) } else { (at, keyframes * 5 - 4) };
+    let micros = 1_000_000 + tick * 100_000 - i64::from(is_camera) * 20_000;
+    let pose = format!("pose-{kind}-{at}");
+    let x = (micros - 1_000_000) as f64 * 1e-5;
+    let row = json!({"token": pose, "timestamp": micros, "rotation": IDENTITY_Q,
+        "translation": [x, 0.0, 0.0]});
+    tree.add("ego_pose", row);
+    let name = match (is_camera, tick % 5 == 0) {
+        (true, _) => format!("samples/CAM_FRONT/{at}.jpg"),
+        (false, true) => format!("samples/LIDAR_TOP/{at}.pcd.bin"),
+        (false, false) => format!("sweeps/LIDAR_TOP/{at}.pcd.bin"),
+    };
+    let path = tree.root().join(&name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, vec![0; 20 * (at as usize + 1)]).unwrap();
+    // A sweep between two samples belongs to the next one, as in nuScenes.
+    let row = json!({"token": format!("{kind}-{at}"),
+        "sample_token": format!("sample-{}", (tick + 4) / 5), "ego_pose_token": pose,
+        "calibrated_sensor_token": format!("cs-{kind}"), "timestamp": micros,
+        "fileformat": "pcd", "is_key_frame": tick % 5 == 0, "height": 0, "width": 0,
+        "filename": name, "prev": link(kind, at - 1, count), "next": link(kind, at + 1, count)});
+    tree.add("sample_data", row);
 }
 
 impl Tree {
+    fn add(&mut self, table: &str, row: Value) {
+        self.tables.entry(table.into()).or_default().push(row);
+    }
+
     pub fn root(&self) -> &Path {
         self.folder.path()
     }

@@ -1,5 +1,8 @@
 """Drivetrain: data loading and checkpoint I/O for training autonomous-driving models."""
 
+import importlib
+from typing import Any
+
 from drivetrain._checkpoint import (
     Checkpointer,
     Keep,
@@ -9,6 +12,7 @@ from drivetrain._checkpoint import (
     set_rng_state,
 )
 from drivetrain._dataset import Dataset, Field, Row, index, open
+from drivetrain._loader import DataLoader
 from drivetrain._native import (
     AlreadyExists,
     CheckpointDamaged,
@@ -26,6 +30,7 @@ from drivetrain._native import (
     Unsupported,
     __version__,
 )
+from drivetrain._requests import Image, Points
 from drivetrain._values import Boxes, Calibration, PointCloud, Pose
 
 __all__ = [
@@ -36,10 +41,12 @@ __all__ = [
     "Checkpointer",
     "Closed",
     "Corrupt",
+    "DataLoader",
     "Dataset",
     "DeadlineExceeded",
     "DrivetrainError",
     "Field",
+    "Image",
     "InvalidArgument",
     "Keep",
     "MemoryHeld",
@@ -48,6 +55,7 @@ __all__ = [
     "PeerFailed",
     "PerRank",
     "PointCloud",
+    "Points",
     "Pose",
     "Row",
     "Sharded",
@@ -59,4 +67,12 @@ __all__ = [
     "open",
     "rng_state",
     "set_rng_state",
+    "torch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":
+        # Importing it imports torch, which takes seconds and is not needed for numpy.
+        return importlib.import_module("drivetrain.torch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
