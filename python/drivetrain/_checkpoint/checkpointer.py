@@ -85,7 +85,7 @@ class Checkpointer:
         self._pending: list[SaveHandle] = []
         self._restores = 0
         self._failed_saves = 0
-        self._closed = False
+        self._closed = True  # until there is something to close
         store, self._store_origin = meeting.own_store(self._rank, self._world_size)
         self._native = _native.Checkpointer(
             self._uri,
@@ -100,6 +100,7 @@ class Checkpointer:
             storage_options=storage_options,
             store=store,
         )
+        self._closed = False
         _close_at_exit(self)
 
     @property
