@@ -5,4 +5,9 @@
 mod index;
 mod memory;
 mod order;
+mod s3_server;
+mod seccomp;
+mod store_contract;
+mod style;
+mod synth;
 mod uring;

@@ -334,11 +334,13 @@ impl SampleTable {
     /// The samples at `rows`, in that order; a row may come more than once.
     pub fn select(&self, rows: &[u64]) -> Result<Self> {
         let mut hash = Xxh3::new();
-        hash.update(self.fingerprint.as_bytes());
+        // Over stored rows, so that a selection of a selection is the same as selecting at once.
+        hash.update(self.metadata(schema::META_FINGERPRINT).as_bytes());
         let mut stored = Vec::with_capacity(rows.len());
         for row in rows {
+            let row = self.checked(usize::try_from(*row).unwrap_or(usize::MAX))? as u64;
             hash.update(&row.to_le_bytes());
-            stored.push(self.checked(usize::try_from(*row).unwrap_or(usize::MAX))? as u64);
+            stored.push(row);
         }
         Ok(Self {
             inner: Arc::clone(&self.inner),
