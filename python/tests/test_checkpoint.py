@@ -406,6 +406,9 @@ def test_a_save_on_its_way_is_finished_at_exit(tmp_path):
     code = """
 import sys, torch
 import drivetrain as dt
+
+# more threads than cores only fight over them
+torch.set_num_threads(1)
 ckpt = dt.Checkpointer(sys.argv[1])
 ckpt.save(7, {"w": torch.ones(1 << 20)})
 """

@@ -10,6 +10,9 @@ import torch
 from drivetrain import _native
 from torch import nn
 
+# more threads than cores only fight over them
+torch.set_num_threads(1)
+
 FLOAT8 = [
     getattr(torch, name)
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu")

@@ -6,6 +6,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
+# more threads than cores only fight over them
+torch.set_num_threads(1)
+
 STEPS = 4
 
 

@@ -164,7 +164,7 @@ class Checkpointer:
         if type(step) is not int or step < 0:
             raise _native.InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
         try:
-            handle = self._start(step, state, blocking, rng, overwrite)
+            handle = self._start(step, state, rng, overwrite)
         except SOFT_FAILURES as error:
             self._failed_saves += 1
             if self._on_error == "raise":
@@ -183,9 +183,7 @@ class Checkpointer:
                 raise
             self._warn(handle.step, error)
 
-    def _start(
-        self, step: int, state: dict[str, Any], blocking: bool, rng: bool, overwrite: bool
-    ) -> SaveHandle:
+    def _start(self, step: int, state: dict[str, Any], rng: bool, overwrite: bool) -> SaveHandle:
         snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle)
         snapshot.add_all(state)
         if rng:
@@ -197,7 +195,7 @@ class Checkpointer:
             tensors,
             snapshot.state_json(),
             snapshot.per_rank_json(),
-            blocking=blocking,
+            blocking=False,
             overwrite=overwrite,
         )
         del alive
