@@ -111,8 +111,8 @@ class Job:
         self.args, self.log = args, log
         self.model = DrivingModel()
         self.ddp = DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3, weight_decay=0.01)
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=4e-3, weight_decay=0.01)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.985)
         self.loader = dt.DataLoader(
             train,
             args.batch_size,
