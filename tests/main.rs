@@ -2,7 +2,9 @@
 // Helpers outside `#[test]` functions are test code too; clippy cannot see that here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod checkpoint_layout;
 mod commit;
+mod commit_faults;
 mod fault_store;
 mod index;
 mod loader;

@@ -48,6 +48,8 @@ pub enum EngineKind {
 pub trait Engine: fmt::Debug + Send + Sync {
     /// Which one it is.
     fn kind(&self) -> EngineKind;
+    /// Process that started it; its threads do not exist in a forked child.
+    fn pid(&self) -> u32;
     /// Bounds the operations in flight.
     fn slots(&self) -> &Arc<Semaphore>;
     /// Takes an operation; its outcome goes to the operation's receiver.
@@ -103,6 +105,16 @@ pub fn engine(choice: EngineChoice) -> Result<Arc<dyn Engine>> {
 /// The ring if it can be had, else why not.
 pub fn uring() -> Result<Arc<UringEngine>, String> {
     current(&mut ENGINES.lock()).uring()
+}
+
+/// Makes running rings look at the registered buffers; starts none.
+pub fn wake_rings() {
+    if let Some(engines) = ENGINES.lock().as_ref()
+        && engines.pid == std::process::id()
+        && let Some(Ok(uring)) = &engines.uring
+    {
+        uring.wake_all();
+    }
 }
 
 fn current(slot: &mut Option<Engines>) -> &mut Engines {
