@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import drivetrain as dt
 from demo_logs import Attempt, read_attempt, tail
 from demo_report import Facts, write_report
 
@@ -116,6 +117,9 @@ class Supervisor:
         attempt.exit_code = job.returncode
         self.attempts.append(attempt)
         say(f"    {attempt.describe()}")
+        if not attempt.steps or (kill is None and not attempt.ended):
+            said = Path(output.name).read_text().splitlines()[-30:]
+            raise SystemExit("\n".join([*said, f"attempt {number} did not get on"]))
         return attempt
 
     def command(self, world: int, number: int) -> list[str]:
@@ -123,7 +127,7 @@ class Supervisor:
         options = {
             "--data": self.args.data,
             "--out": self.folder / "checkpoints",
-            "--logs": self.folder / "logs",
+            "--events": self.folder / "logs",
             "--attempt": number,
             "--epochs": EPOCHS,
             "--batch-size": BATCH_SIZE,
@@ -183,14 +187,23 @@ def make_data(args: argparse.Namespace) -> None:
     stamp.write_text(want)
 
 
-def picture_page(args: argparse.Namespace, page: Path) -> str:
-    """Writes a page that shows one sample; returns its key."""
-    import drivetrain as dt
+def enough(data: str | Path) -> str:
+    """Indexes the data, checks that there is enough of it, and returns the key of one sample."""
+    ds = dt.open(data)
+    scenes = [ds.row(i)["scene"] for i in range(len(ds))]
+    train = sum(scene != max(scenes) for scene in scenes)
+    if train < SAMPLES:
+        raise SystemExit(
+            f"{data} has {train} samples in {len(set(scenes)) - 1} scenes to train on; the demo "
+            f"needs {SAMPLES}, and one more scene to test on"
+        )
+    return ds.row(len(ds) // 2)["key"]
 
-    ds = dt.open(args.data)
-    key = ds.row(len(ds) // 2)["key"]
-    subprocess.run([str(PROGRAM), "view", str(args.data), key, "--out", str(page)], check=True)
-    return key
+
+def picture_page(data: str | Path, key: str, page: Path) -> Path | None:
+    """Writes a page that shows one sample; None if that failed."""
+    command = [str(PROGRAM), "view", str(data), key, "--out", str(page)]
+    return page if subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0 else None
 
 
 def arguments() -> argparse.Namespace:
@@ -209,6 +222,7 @@ def main() -> int:
         shutil.rmtree(args.out / name, ignore_errors=True)
         (args.out / name / "logs").mkdir(parents=True)
     make_data(args)
+    key = enough(args.data)
     kills = plan(args.seed)
     say("2. training on two ranks, undisturbed: the reference")
     reference = Supervisor(args, args.out / "reference")
@@ -221,8 +235,7 @@ def main() -> int:
     say("  one rank, to the end")
     killed.launch(1)
     say("4. the report")
-    page = args.out / "sample.html"
-    key = picture_page(args, page)
+    page = picture_page(args.data, key, args.out / "sample.html")
     facts = Facts(
         reference.attempts[0],
         killed.attempts,

@@ -15,7 +15,8 @@ class Facts:
     reference: Attempt
     attempts: list[Attempt]
     epochs: int
-    page: Path
+    #: The picture page, or None if it could not be made, and the key of its sample.
+    page: Path | None
     page_key: str
     seconds: float
     seed: int
@@ -48,10 +49,10 @@ def write_report(path: Path, facts: Facts) -> int:
     exactly_once(report, facts, chain)
     same_bits(report, facts)
     it_learns(report, facts)
+    what = f"sample {facts.page_key} as a person sees it: {facts.page or 'drivetrain view failed'}"
+    report.promise(facts.page is not None, what)
     kills(report, facts)
     speed(report, facts)
-    report.say()
-    report.say(f"Sample {facts.page_key} as a person sees it: {facts.page}")
     text = "\n".join(report.lines) + "\n"
     path.write_text(text)
     print(text, flush=True)
@@ -103,8 +104,8 @@ def same_bits(report: Report, facts: Facts) -> None:
                     different.append(f"attempt {attempt.number} step {line['step']} rank {rank}")
     report.promise(
         compared > 0 and not different,
-        f"loss, parameters and samples of {compared} steps of killed and resumed two-rank runs are "
-        f"bit-identical to the undisturbed run{_list(different)}",
+        f"loss, parameters and samples of all {compared} steps of killed and resumed two-rank runs "
+        f"(each rank counted) are bit-identical to the undisturbed run{_list(different)}",
     )
     resumes = [a for a in facts.attempts if a.restored]
     restored_same = [
@@ -175,9 +176,25 @@ def speed(report: Report, facts: Facts) -> None:
         f"- {len(stopped)} saves stopped the trainer for {statistics.median(stopped):.1f} ms each "
         f"(median; longest {max(stopped):.1f} ms, the first of a run makes the staging slots)"
     )
-    report.say("- where the loader's time went (undisturbed run, rank 0):")
-    for name, value in flat(reference.first("stats").get("stats", {})):
-        report.say(f"  - {name}: {value}")
+    where_time_went(report, reference.first("stats").get("stats", {}))
+
+
+def where_time_went(report: Report, stats: dict) -> None:
+    seconds = stats.get("seconds", {})
+
+    def told(name: str) -> str:
+        return f"{seconds.get(name, 0.0):.1f} s"
+
+    report.say(
+        f"- where the loader's time went (undisturbed run, rank 0, {told('elapsed')}): the trainer "
+        f"computed {told('consumer')} and waited for batches {told('deliver_wait')}; behind it "
+        f"decoding took {told('decode')}, assembling {told('assemble')}, planning {told('plan')}, "
+        f"reads {told('fetch')} (summed, many at once); bottleneck: {stats.get('bottleneck')}"
+    )
+    counters = ", ".join(f"{name} {value}" for name, value in flat(stats.get("io", {})))
+    report.say(f"- its reads: {counters}")
+    memory = ", ".join(f"{name} {value}" for name, value in flat(stats.get("memory", {})))
+    report.say(f"- its memory: {memory}")
 
 
 def flat(values: dict, prefix: str = "") -> list[tuple[str, object]]:

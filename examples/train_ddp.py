@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="root of a nuScenes-layout data set")
     parser.add_argument("--out", required=True, help="folder or URI of the checkpoints")
-    parser.add_argument("--logs", help="folder for one JSON-lines file per rank")
+    parser.add_argument("--events", help="folder for one JSON-lines file per rank")
     parser.add_argument("--attempt", type=int, default=0, help="number of this start, for the logs")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=2, help="samples per rank and step")
@@ -224,7 +224,7 @@ def main() -> None:
     os.environ.setdefault("MASTER_PORT", "29511")
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    log = Log(args.logs, args.attempt, rank)
+    log = Log(args.events, args.attempt, rank)
     train, held_out = split(dt.open(args.data), args.held_out_scenes)
     if args.max_samples:
         train = train[: args.max_samples]
