@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-__all__: list[str]
 __version__: str
 
 class DrivetrainError(Exception): ...
