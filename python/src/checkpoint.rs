@@ -81,7 +81,7 @@ impl Checkpointer {
         overwrite: bool,
     ) -> PyResult<SaveHandle> {
         let rows: Vec<_> = tensors.into_iter().map(input).collect();
-        let options = SaveOptions { overwrite };
+        let options = SaveOptions { overwrite, blocking };
         let saved =
             py.detach(|| self.inner.save(step, &rows, &state_json, &per_rank_json, options));
         let handle = SaveHandle { inner: saved.map_err(|e| raise(&e))? };

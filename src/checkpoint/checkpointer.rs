@@ -62,9 +62,16 @@ impl Default for Options {
 pub struct SaveOptions {
     /// Replace a committed step.
     pub overwrite: bool,
+    /// The caller waits for the commit, so a second staging slot would never be used.
+    pub blocking: bool,
 }
 
-type Work = (Job, SaveHandle);
+struct Work {
+    job: Job,
+    handle: SaveHandle,
+    /// Make the second slot, of this size, when the save is done.
+    second_slot_bytes: Option<usize>,
+}
 
 struct Writer {
     queue: Sender<Work>,
@@ -149,17 +156,18 @@ impl Checkpointer {
             overwrite: options.overwrite,
         };
         let handle = SaveHandle::new(step, started.elapsed());
-        self.enqueue(job, handle.clone())?;
+        let second_slot_bytes = (!options.blocking).then_some(bytes);
+        self.enqueue(Work { job, handle: handle.clone(), second_slot_bytes })?;
         Ok(handle)
     }
 
-    fn enqueue(&self, job: Job, handle: SaveHandle) -> Result<()> {
+    fn enqueue(&self, work: Work) -> Result<()> {
         let mut writer = self.writer.lock();
         let writer = match writer.as_ref() {
             Some(writer) => writer,
             None => writer.insert(self.start_writer()?),
         };
-        writer.queue.send((job, handle)).map_err(|_| self.closed())
+        writer.queue.send(work).map_err(|_| self.closed())
     }
 
     fn start_writer(&self) -> Result<Writer> {
@@ -275,7 +283,7 @@ impl Drop for Checkpointer {
 
 /// The writer thread: one save after the other, in order.
 fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &AtomicBool) {
-    for (job, handle) in work {
+    for Work { job, handle, second_slot_bytes } in work {
         let mut tick = || {
             if stopping.load(Ordering::Acquire) {
                 let what = format!("the save of step {}", job.step);
@@ -288,6 +296,11 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
         drop(job);
         slots.release(staged);
         handle.finish(outcome);
+        if let Some(bytes) = second_slot_bytes {
+            // While the trainer computes: when it saves faster than the disk writes, it will not
+            // have to wait for fresh memory.
+            slots.prepare(bytes, 2);
+        }
         if let Err(error) = commit::tidy(place, tidy) {
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");
         }

@@ -198,17 +198,24 @@ impl Slots {
         self.freed.notify_one();
     }
 
-    /// Makes and touches slots of `bytes` ahead of the first save, up to `count`.
+    /// Makes and touches slots of `bytes` until there are `count`, without taking those there are.
     pub fn prepare(&self, bytes: usize, count: usize) {
-        let deadline = Instant::now();
-        let mut held = Vec::new();
         for _ in 0..count.min(SLOTS_MAX) {
-            let Ok(slot) = self.acquire(bytes, deadline) else { break };
-            slot.warm();
-            held.push(slot);
-        }
-        for slot in held {
-            self.give_back(slot);
+            {
+                let mut state = self.state.lock();
+                if state.made >= count.min(SLOTS_MAX) {
+                    return;
+                }
+                state.made += 1;
+            }
+            match self.make(bytes) {
+                Ok(slot) => {
+                    slot.warm();
+                    self.give_back(slot);
+                }
+                // The save that needs it will say why.
+                Err(_) => return self.forget(),
+            }
         }
     }
 }
