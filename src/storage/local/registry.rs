@@ -135,8 +135,8 @@ fn update(submitter: &Submitter<'_>, index: u32, region: Option<Region>) -> Opti
     let iovec =
         libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(start), iov_len: len };
     // SAFETY: the slab is mapped now, since it leaves the table before it is unmapped. Should it be
-    // unmapped meanwhile, the kernel refuses the range or holds its old pages, and nobody uses them:
-    // an operation on a newer slab at this address refreshes first.
+    // unmapped meanwhile, the kernel refuses the range or holds its old pages, and nobody uses
+    // them: an operation on a newer slab at this address refreshes first.
     match unsafe { submitter.register_buffers_update(index, &[iovec], None) } {
         Ok(()) => region,
         Err(e) => {
