@@ -325,6 +325,8 @@ impl Drop for Checkpointer {
         self.stopping.store(true, Ordering::Release);
         // The writer ends by itself when the queue is gone and the save in work has stopped.
         drop(self.writer.lock().take());
+        // Not left to it: the process may end before the thread does.
+        self.slots.remove_free();
     }
 }
 
