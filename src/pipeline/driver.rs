@@ -169,6 +169,7 @@ async fn take(
     if waiting {
         pass.set_blocked(None);
     }
+    engine.trim();
     engine.buffer(bytes, true)
 }
 

@@ -77,6 +77,14 @@ impl Engine {
         self.arena.get_or_init(|| Arena::new(self.limit_bytes)).try_alloc(bytes)
     }
 
+    /// Gives memory that no buffer uses back to the system: before memory outside the limit is
+    /// taken, so that the process grows by as little as possible.
+    pub fn trim(&self) {
+        if let Some(arena) = self.arena.get() {
+            arena.trim();
+        }
+    }
+
     /// A buffer of at least `bytes`: from the arena if it has room and the step is not `private`,
     /// else memory of its own.
     pub fn buffer(&self, bytes: usize, private: bool) -> Buffer {
