@@ -2,18 +2,25 @@
 
 use pyo3::prelude::*;
 
+mod arrow;
+mod buffer;
 mod checkpoint;
 mod cli;
 mod dataset;
 mod errors;
 mod loader;
+mod sample;
+mod transforms;
+mod values;
 
 /// Native half of the `drivetrain` package; its public face is the Python package itself.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
+    buffer::register(module)?;
     dataset::register(module)?;
+    transforms::register(module)?;
     loader::register(module)?;
     checkpoint::register(module)?;
     cli::register(module)

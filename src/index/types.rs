@@ -36,6 +36,36 @@ pub enum FieldKind {
     Scalar,
 }
 
+impl FieldKind {
+    /// Every kind with its name in the index file.
+    const NAMES: [(Self, &'static str); 14] = [
+        (Self::Image, "image"),
+        (Self::Video, "video"),
+        (Self::Points, "points"),
+        (Self::Radar, "radar"),
+        (Self::Pose, "pose"),
+        (Self::Imu, "imu"),
+        (Self::Can, "can"),
+        (Self::Boxes, "boxes"),
+        (Self::Calibration, "calibration"),
+        (Self::Map, "map"),
+        (Self::Tensor, "tensor"),
+        (Self::Text, "text"),
+        (Self::Bytes, "bytes"),
+        (Self::Scalar, "scalar"),
+    ];
+
+    /// Name in the index file and in `ds.fields`.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(kind, _)| *kind == self).map_or("bytes", |(_, name)| name)
+    }
+
+    /// Kind of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(_, n)| *n == name).map(|(kind, _)| *kind)
+    }
+}
+
 /// How the bytes of a blob are encoded.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -60,6 +90,58 @@ pub enum Codec {
     /// Anything else.
     Raw,
 }
+
+impl Codec {
+    /// Name in the index file: `f32x5` is records of five little-endian f32.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Jpeg => "jpeg".into(),
+            Self::Png => "png".into(),
+            Self::F32Records { columns } => format!("f32x{columns}"),
+            Self::Pcd => "pcd".into(),
+            Self::Npy => "npy".into(),
+            Self::Json => "json".into(),
+            Self::Text => "text".into(),
+            Self::Raw => "raw".into(),
+        }
+    }
+
+    /// Codec of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "jpeg" => Self::Jpeg,
+            "png" => Self::Png,
+            "pcd" => Self::Pcd,
+            "npy" => Self::Npy,
+            "json" => Self::Json,
+            "text" => Self::Text,
+            "raw" => Self::Raw,
+            other => {
+                let columns = other.strip_prefix("f32x")?.parse().ok()?;
+                (1..=RECORD_COLUMNS_MAX)
+                    .contains(&columns)
+                    .then_some(Self::F32Records { columns })?
+            }
+        })
+    }
+
+    /// Codec and kind that a file extension (lower case, no dot) promises.
+    pub fn from_extension(extension: &str) -> (Self, FieldKind) {
+        let last = extension.rsplit('.').next().unwrap_or_default();
+        match last {
+            "jpg" | "jpeg" => (Self::Jpeg, FieldKind::Image),
+            "png" => (Self::Png, FieldKind::Image),
+            "json" => (Self::Json, FieldKind::Text),
+            "txt" | "text" | "cls" => (Self::Text, FieldKind::Text),
+            "npy" => (Self::Npy, FieldKind::Tensor),
+            "pcd" => (Self::Pcd, FieldKind::Points),
+            _ => (Self::Raw, FieldKind::Bytes),
+        }
+    }
+}
+
+/// Columns of the widest point record that is believed.
+const RECORD_COLUMNS_MAX: u32 = 256;
 
 /// A byte range of a source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -141,6 +223,16 @@ pub struct Source {
     pub etag: String,
     /// Modification time when indexed; a difference alone is a warning, since copies change it.
     pub mtime_ns: i64,
+}
+
+impl Source {
+    /// Size of a source that was not there when it was indexed.
+    pub const MISSING_BYTES: u64 = u64::MAX;
+
+    /// Whether the file was there when it was indexed.
+    pub fn is_missing(&self) -> bool {
+        self.size_bytes == Self::MISSING_BYTES
+    }
 }
 
 /// One field of the table.

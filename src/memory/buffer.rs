@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 
 use bytes::Bytes;
 
+use super::arena::Home;
+
 /// Alignment of every buffer: a page, which is also what O_DIRECT wants on every device we know.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -15,6 +17,8 @@ pub struct Buffer {
     ptr: NonNull<u8>,
     len: usize,
     capacity: usize,
+    /// The arena it returns to; none for heap memory.
+    home: Option<Home>,
 }
 
 // SAFETY: a buffer owns its memory exclusively; access follows Rust's borrow rules.
@@ -30,7 +34,16 @@ impl Buffer {
         // SAFETY: the layout has a non-zero size.
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Self { ptr, len, capacity }
+        Self { ptr, len, capacity, home: None }
+    }
+
+    /// A range of an arena's slab.
+    ///
+    /// # Safety
+    /// `ptr..ptr + capacity` is initialised memory that `home` keeps mapped and lends to nobody
+    /// else until it gets it back; `capacity` is a multiple of the page and at least `len`.
+    pub(super) unsafe fn lent(ptr: NonNull<u8>, len: usize, capacity: usize, home: Home) -> Self {
+        Self { ptr, len, capacity, home: Some(home) }
     }
 
     /// Bytes that can be held without another buffer.
@@ -42,6 +55,16 @@ impl Buffer {
     /// the capacity is sound; a larger one is cut to the capacity.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.capacity);
+    }
+
+    /// First byte; page-aligned.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// First byte, for writers that fill disjoint parts at the same time.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr.as_ptr()
     }
 
     /// Read-only, cheaply cloned and sliced view that keeps the buffer until its last clone goes.
@@ -57,8 +80,11 @@ fn heap_layout(capacity: usize) -> Layout {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `heap` with this very layout.
-        unsafe { dealloc(self.ptr.as_ptr(), heap_layout(self.capacity)) }
+        match self.home.take() {
+            Some(home) => home.give_back(self.capacity),
+            // SAFETY: allocated in `heap` with this very layout.
+            None => unsafe { dealloc(self.ptr.as_ptr(), heap_layout(self.capacity)) },
+        }
     }
 }
 

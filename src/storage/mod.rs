@@ -2,7 +2,7 @@
 //! that a commit hangs on.
 //!
 //! `local/` is an engine (io_uring or threads) times a mode (direct or buffered); `object` adapts
-//! object stores; `fault`, `retry` and `monitor` decorate any store. Every implementation passes
+//! object stores; `fault` wraps any store with scripted faults. Every implementation passes
 //! the contract suite in `tests/store_contract.rs`.
 
 use std::collections::BTreeMap;

@@ -176,6 +176,7 @@ pub fn decode_direct(
 
 /// zune-jpeg has no direct path that would differ from the general one.
 #[cfg(not(feature = "turbojpeg"))]
+#[allow(clippy::unnecessary_wraps, reason = "the same signature with either decoder")]
 pub fn decode_direct(
     _encoded: &[u8],
     _codec: &Codec,

@@ -1,0 +1,345 @@
+"""`Checkpointer`: saves and restores all that training is, as one commit per step."""
+
+import atexit
+import os
+import time
+import warnings
+import weakref
+from typing import Any, Literal
+
+from drivetrain import _native
+from drivetrain._checkpoint import meeting
+from drivetrain._checkpoint.durations import seconds
+from drivetrain._checkpoint.guard import Guard, check_mode
+from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
+from drivetrain._checkpoint.restore import Restore
+from drivetrain._checkpoint.rng import rng_state
+from drivetrain._checkpoint.tree import Snapshot
+from drivetrain._checkpoint.typed_json import format_path
+from drivetrain._checkpoint.values import Keep, Problem, Restored, Verified
+
+#: Failures of a save that training may survive with on_error="warn"; the rest are mistakes in the
+#: call and always raise.
+SOFT_FAILURES = (
+    _native.StorageError,
+    _native.DeadlineExceeded,
+    _native.PeerFailed,
+    _native.Corrupt,
+)
+
+
+class Checkpointer:
+    """Commits checkpoints to a folder or object store and restores the newest good one.
+
+    A step exists when its manifest exists, and the manifest is written last: a process killed at
+    any point leaves the old steps and either no new one or a whole one.
+
+    Args:
+        uri: folder or object store URI; created if missing, refused if not writable.
+        keep: which committed steps stay.
+        rank: of this process; with `world_size`. Default: torch.distributed if it is initialised,
+            else RANK and WORLD_SIZE, else 0 and 1.
+        world_size: ranks that save together.
+        on_error: "raise" raises a failed asynchronous save at `wait`, or at the next `save` or
+            `close`; "warn" warns instead there, counts it in `failed_saves`, and training goes on.
+        timeout: how long ranks wait for each other, seconds or text such as "10min".
+        guard: "version", "checksum" or None: how tensors that change during the copy are noticed.
+            Version counters do not see writes through `.data` or numpy views; checksums do and cost
+            about two more copies.
+        allow_pickle: store values of other types as pickles, and load such values. Pickles run
+            code: only for checkpoints you trust.
+        single_writer: accept an object store that cannot create if absent, because no other job
+            ever writes here.
+        run_id: name of this run in shared memory; default: from the environment.
+        shm_dir: folder of the staging slots; default: DRIVETRAIN_SHM_DIR, else /dev/shm.
+        storage_options: options of the object store, as strings.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        keep: Keep | None = Keep(last=3, every=None),  # noqa: B008 (frozen)
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_error: Literal["raise", "warn"] = "raise",
+        timeout: str | float = "10min",
+        guard: Literal["version", "checksum"] | None = "version",
+        allow_pickle: bool = False,
+        single_writer: bool = False,
+        run_id: str | None = None,
+        shm_dir: str | os.PathLike[str] | None = None,
+        storage_options: dict[str, str] | None = None,
+    ) -> None:
+        if on_error not in ("raise", "warn"):
+            raise _native.InvalidArgument(
+                f'on_error: expected "raise" or "warn", found {on_error!r}'
+            )
+        self._uri = os.fspath(uri)
+        self._on_error = on_error
+        self._guard = check_mode(guard)
+        self._allow_pickle = allow_pickle
+        self._timeout_s = seconds(timeout, "timeout")
+        self._rank, self._world_size = meeting.ranks(rank, world_size)
+        self._pid = os.getpid()
+        self._pending: list[SaveHandle] = []
+        self._restores = 0
+        self._failed_saves = 0
+        self._closed = False
+        store, self._store_origin = meeting.own_store(self._rank, self._world_size)
+        self._native = _native.Checkpointer(
+            self._uri,
+            self._rank,
+            self._world_size,
+            keep_last=keep.last if keep is not None else None,
+            keep_every=keep.every if keep is not None else None,
+            timeout_s=self._timeout_s,
+            run_id=run_id,
+            shm_dir=None if shm_dir is None else os.fspath(shm_dir),
+            single_writer=single_writer,
+            storage_options=storage_options,
+            store=store,
+        )
+        _close_at_exit(self)
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that save together."""
+        return self._world_size
+
+    @property
+    def failed_saves(self) -> int:
+        """Saves that failed so far, each also raised or warned about."""
+        return self._failed_saves
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as late:
+            # the error that is already on its way says more
+            warnings.warn(f"checkpoint: {late}", RuntimeWarning, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"Checkpointer({self._uri!r}, rank={self._rank}, world_size={self._world_size})"
+
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        blocking: bool = False,
+        rng: bool = True,
+        overwrite: bool = False,
+    ) -> SaveHandle:
+        """Copies the state and commits it as `step`, in the background unless `blocking`.
+
+        Args:
+            step: 0 or more; every rank saves the same steps.
+            state: names to values: objects with `state_dict` and `load_state_dict` (models,
+                optimizers, schedulers, scalers, loaders), nested dicts of None, bool, int, float,
+                str, bytes, tensors, numpy values, lists and tuples, `PerRank` or `Sharded`.
+                Optimizer state is stored by parameter name when its model comes along.
+            blocking: return after the commit.
+            rng: save the random generators of each rank, too.
+            overwrite: replace the step if it is committed already; else that is refused.
+
+        Returns a handle; the tensors may be changed as soon as it is there.
+
+        Raises `Unsupported` with the path of a value that cannot be stored, `PeerFailed` with the
+        rank that failed or differs, and failures of earlier saves nobody has seen.
+        """
+        self._check_usable()
+        self._report_finished()
+        if type(step) is not int or step < 0:
+            raise _native.InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
+        try:
+            handle = self._start(step, state, blocking, rng, overwrite)
+        except SOFT_FAILURES as error:
+            self._failed_saves += 1
+            if self._on_error == "raise":
+                raise
+            self._warn(step, error)
+            return SaveHandle(step, None, error)
+        if blocking:
+            self._finish(handle)
+        return handle
+
+    def _finish(self, handle: SaveHandle) -> None:
+        try:
+            handle.wait()
+        except SOFT_FAILURES as error:
+            if self._on_error == "raise":
+                raise
+            self._warn(handle.step, error)
+
+    def _start(
+        self, step: int, state: dict[str, Any], blocking: bool, rng: bool, overwrite: bool
+    ) -> SaveHandle:
+        snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle)
+        snapshot.add_all(state)
+        if rng:
+            snapshot.add_rng(rng_state())
+        guard = Guard(snapshot.pieces, self._guard)
+        tensors, alive = snapshot.native_tensors()
+        native = self._native.save(
+            step,
+            tensors,
+            snapshot.state_json(),
+            snapshot.per_rank_json(),
+            blocking=blocking,
+            overwrite=overwrite,
+        )
+        del alive
+        guard.check()
+        handle = SaveHandle(step, native, on_seen=self._seen)
+        self._pending.append(handle)
+        return handle
+
+    def restore(
+        self,
+        state: dict[str, Any],
+        step: int | None = None,
+        strict: bool = True,
+        rng: bool = True,
+    ) -> Restored:
+        """Loads the newest good step into the given objects, in place; all ranks the same one.
+
+        Args:
+            state: as for `save`; live tensors and dicts are filled, objects get `load_state_dict`.
+                It may have fewer names than the checkpoint.
+            step: exactly this one, without falling back; None: the newest that is good.
+            strict: refuse when targets and checkpoint do not have the same names; else load what
+                fits and report the rest in `missing` and `unexpected`.
+            rng: set the random generators if the checkpoint has them.
+
+        Returns what was done; `step` is None, and nothing was touched, if nothing is committed.
+
+        Raises `CheckpointDamaged` if there are steps but none is good, with each reason, `NotFound`
+        for a named step that is not there, `InvalidArgument` for shapes or names that do not fit.
+        """
+        self._check_usable()
+        self._restores += 1
+        run = Restore(
+            self._native,
+            self._uri,
+            self._rank,
+            self._world_size,
+            self._restores,
+            self._allow_pickle,
+        )
+        return run.run(state, step, strict, rng)
+
+    def steps(self) -> list[int]:
+        """The committed steps, ascending."""
+        self._check_usable()
+        return list(self._native.steps())
+
+    def verify(self, step: int) -> Verified:
+        """Reads a whole step and compares every checksum; nothing is loaded."""
+        self._check_usable()
+        found = self._native.verify(step)
+        return Verified(step, tuple(Problem(file, _dotted(path), why) for file, path, why in found))
+
+    def close(self) -> None:
+        """Waits for saves on their way and reports failed ones. A second call does nothing."""
+        if self._closed:
+            return
+        self._check_usable()
+        limit = time.monotonic() + self._timeout_s
+        try:
+            for handle in list(self._pending):
+                while not handle.done() and (left := limit - time.monotonic()) > 0:
+                    handle.pause(min(left, WAIT_SLICE_S))
+            self._report_finished()
+            if self._pending:
+                step = self._pending[0].step
+                raise _native.DeadlineExceeded(
+                    f"the commit of step {step} did not happen within {self._timeout_s} s; the "
+                    "step may still appear, look at steps() before you use it"
+                )
+        finally:
+            self._closed = True
+            self._native.close()
+
+    def __del__(self) -> None:
+        # an error on the way in leaves a half-made object
+        if getattr(self, "_closed", True) or os.getpid() != self._pid:
+            return
+        try:
+            self.close()
+        except Exception as error:
+            warnings.warn(f"checkpoint: {error}", RuntimeWarning, stacklevel=1)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise _native.Closed(f"the Checkpointer of {self._uri} was closed")
+        if os.getpid() != self._pid:
+            raise _native.Unsupported(
+                f"using the Checkpointer of {self._uri} in a forked process is not supported: its "
+                "threads stayed with the parent; make a Checkpointer after the fork"
+            )
+
+    def _seen(self, handle: SaveHandle) -> None:
+        if handle in self._pending:
+            self._pending.remove(handle)
+            if handle.failure() is not None:
+                self._failed_saves += 1
+
+    def _report_finished(self) -> None:
+        """Raises or warns about failures of finished saves that nobody has seen."""
+        finished = [handle for handle in self._pending if handle.done()]
+        failures = []
+        for handle in finished:
+            if (error := handle.failure()) is not None:
+                failures.append((handle.step, error))
+            self._seen(handle)
+        if not failures:
+            return
+        if self._on_error == "raise":
+            for step, error in failures[1:]:
+                failures[0][1].add_note(f"The save of step {step} failed, too: {error}")
+            raise failures[0][1]
+        for step, error in failures:
+            self._warn(step, error)
+
+    def _warn(self, step: int, error: Exception) -> None:
+        warnings.warn(
+            f"the checkpoint of step {step} was not committed: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _dotted(path: str) -> str:
+    if not path:
+        return ""
+    import json
+
+    return format_path(tuple(json.loads(path)))
+
+
+def _close_at_exit(checkpointer: Checkpointer) -> None:
+    """Waits for saves on their way when the program ends without `close`."""
+    weak = weakref.ref(checkpointer)
+
+    def close() -> None:
+        alive = weak()
+        if alive is None or alive._closed or os.getpid() != alive._pid:
+            return
+        try:
+            alive.close()
+        except Exception as error:
+            warnings.warn(f"checkpoint: {error}", RuntimeWarning, stacklevel=1)
+
+    atexit.register(close)
+    weakref.finalize(checkpointer, atexit.unregister, close)

@@ -1,0 +1,66 @@
+"""Detects tensors that change while a save copies them.
+
+``"version"`` compares torch's version counters, which every in-place operation of torch raises.
+They do not see writes through ``tensor.data``, numpy views of a tensor, custom kernels that skip
+them, or any write to a numpy array. ``"checksum"`` reads the bytes once before and once after
+the copy and sees those too, at about the price of two more copies.
+"""
+
+import ctypes
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from drivetrain._checkpoint import dtypes, pieces
+from drivetrain._checkpoint.tree import Piece
+from drivetrain._checkpoint.typed_json import format_path
+from drivetrain._native import Corrupt, InvalidArgument
+
+MODES = ("version", "checksum", None)
+#: zlib gives the GIL away for buffers above some KiB, so other threads run while one is hashed.
+HASH_BYTES = 64 * 1024 * 1024
+
+
+class Guard:
+    """Remembers what the sources were before the copy; `check` compares."""
+
+    def __init__(self, sources: Iterable[Piece], mode: str | None) -> None:
+        self._mode = mode
+        self._pieces = list(sources) if mode is not None else []
+        self._before = [self._mark(piece.place.local) for piece in self._pieces]
+
+    def check(self) -> None:
+        """Raises `Corrupt` with the first tensor that changed since."""
+        for piece, before in zip(self._pieces, self._before):
+            if self._mark(piece.place.local) != before:
+                raise Corrupt(
+                    f"{format_path(piece.path)}: expected no change while it was copied for the "
+                    "checkpoint, found one; nothing is committed, save between two steps and not "
+                    "while another thread or stream trains"
+                )
+
+    def _mark(self, local: Any) -> int:
+        if self._mode == "checksum":
+            return checksum(local)
+        if not dtypes.is_tensor(local) or local.is_inference():
+            return 0
+        return local._version
+
+
+def check_mode(mode: str | None) -> str | None:
+    """The mode, or `InvalidArgument`."""
+    if mode not in MODES:
+        raise InvalidArgument(f'guard: expected "version", "checksum" or None, found {mode!r}')
+    return mode
+
+
+def checksum(local: Any) -> int:
+    """CRC-32 of the elements, row-major."""
+    same = pieces.contiguous_cpu(local)
+    start, length = pieces.address(same)
+    value = 0
+    for at in range(0, length, HASH_BYTES):
+        # `same` is alive, contiguous and `length` bytes long
+        size = min(HASH_BYTES, length - at)
+        value = zlib.crc32((ctypes.c_char * size).from_address(start + at), value)
+    return value

@@ -1,0 +1,118 @@
+"""A save on its way: what `Checkpointer.save` returns."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from drivetrain._checkpoint.durations import seconds
+from drivetrain._native import DeadlineExceeded
+
+#: Ctrl-C is noticed between two waits of this length; a wait ends at once when the save does.
+WAIT_SLICE_S = 0.2
+
+
+class NativeHandle(Protocol):
+    """See `drivetrain._native.SaveHandle`."""
+
+    staged_seconds: float
+
+    def wait(self, timeout_s: float | None) -> int: ...
+    def done(self) -> bool: ...
+
+
+class SaveHandle:
+    """One save: staged when the call returned, committed or failed later.
+
+    A failure nobody waited for is not lost: the next `save` or `close` reports it.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        native: NativeHandle | None,
+        error: Exception | None = None,
+        on_seen: Callable[["SaveHandle"], None] | None = None,
+    ) -> None:
+        self.step = step
+        self._native = native
+        self._error = error
+        self._on_seen = on_seen
+        self._committed: int | None = None
+
+    def __repr__(self) -> str:
+        state = "staged" if not self.done() else "failed" if self.failure() else "committed"
+        return f"<save of step {self.step}: {state}>"
+
+    def staged(self, timeout: str | float | None = None) -> float:
+        """Seconds the trainer was stopped; its tensors may be changed now, `save` has copied them.
+
+        Raises what made the staging fail.
+        """
+        if self._native is None:
+            self._raise()
+            return 0.0
+        return self._native.staged_seconds
+
+    def done(self) -> bool:
+        """True when the save is committed or has failed."""
+        return self._native is None or self._settled() or self._native.done()
+
+    def wait(self, timeout: str | float | None = None) -> int:
+        """Waits for the commit and returns its step, or raises what made the save fail.
+
+        Args:
+            timeout: seconds or text such as "30s"; None waits as long as the save's own deadlines.
+
+        Raises `DeadlineExceeded` if the save is still running then; it goes on.
+        """
+        limit = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
+        while not self.done():
+            left = WAIT_SLICE_S if limit is None else min(WAIT_SLICE_S, limit - time.monotonic())
+            if left <= 0:
+                raise DeadlineExceeded(
+                    f"the commit of step {self.step} did not happen within {timeout}; it goes on, "
+                    "wait again"
+                )
+            self.pause(left)
+        self._settle()
+        self._tell_seen()
+        self._raise()
+        return self.step if self._committed is None else self._committed
+
+    def pause(self, limit_s: float) -> None:
+        """Waits until the save is done or the limit is over; how it ended is asked for later."""
+        if self._native is None:
+            return
+        try:
+            self._native.wait(limit_s)
+        except DeadlineExceeded:
+            pass  # of this wait, or of the save itself, which is done then
+        except Exception as error:
+            self._error = error
+
+    def failure(self) -> Exception | None:
+        """What made a finished save fail; None if it was committed. Does not wait."""
+        if self.done():
+            self._settle()
+        return self._error
+
+    def _settled(self) -> bool:
+        return self._error is not None or self._committed is not None
+
+    def _settle(self) -> None:
+        """Keeps the result of a finished save."""
+        if self._settled() or self._native is None:
+            return
+        try:
+            self._committed = self._native.wait(0.0)
+        except Exception as error:
+            self._error = error
+
+    def _tell_seen(self) -> None:
+        callback, self._on_seen = self._on_seen, None
+        if callback is not None:
+            callback(self)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

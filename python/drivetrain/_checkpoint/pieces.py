@@ -1,0 +1,181 @@
+"""A tensor of any kind as the rectangle of it that this rank holds, and who else holds it.
+
+`describe` is the one place that knows torch tensors, DTensors, `Sharded` parts and numpy arrays;
+the save and the restore see only its answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain._checkpoint import dtypes
+from drivetrain._checkpoint.typed_json import Path, format_path, refuse
+from drivetrain._checkpoint.values import Sharded
+from drivetrain._native import InvalidArgument
+
+
+@dataclass
+class Place:
+    """Where the local part of a tensor lies in the whole."""
+
+    local: Any
+    """The torch tensor or numpy array with this rank's elements."""
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    offsets: tuple[int, ...]
+    """Index of the local part's first element."""
+    replicas: tuple[int, ...] | None
+    """Ranks with an identical part, ascending; None: every rank."""
+    here: bool = True
+    """False when this rank holds no element of it."""
+    whole: bool = True
+    """True when the local part is the whole tensor."""
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Shape of the local part."""
+        return tuple(int(n) for n in self.local.shape)
+
+
+def describe(value: Any, rank: int, world_size: int, path: Path) -> Place | None:
+    """The place of a tensor-like value, None for anything else.
+
+    Raises `Unsupported` for tensors without plain elements (sparse, meta, nested, quantized, lazy
+    ones and tensor subclasses that wrap others), `InvalidArgument` for a mesh that does not fit.
+    """
+    if isinstance(value, Sharded):
+        return _of_sharded(value, rank, world_size, path)
+    if dtypes.is_array(value):
+        if dtypes.is_masked(value):
+            raise refuse(value, path, "store its data and its mask as two arrays")
+        return Place(value, tuple(value.shape), (0,) * value.ndim, None)
+    if not dtypes.is_tensor(value):
+        return None
+    if is_dtensor(value):
+        return _of_dtensor(value, world_size, path)
+    check_plain(value, path)
+    return Place(value.detach(), tuple(value.shape), (0,) * value.dim(), None)
+
+
+def is_dtensor(value: Any) -> bool:
+    """True for DTensors; their module is there if one exists."""
+    module = dtypes.loaded("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def check_plain(value: Any, path: Path) -> None:
+    """Refuses tensors whose elements are not plainly in memory."""
+    import torch
+    from torch.nn.parameter import is_lazy
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if is_lazy(value):
+        raise refuse(value, path, "run one forward pass so that the lazy parameter gets its shape")
+    if value.layout is not torch.strided or value.is_nested:
+        raise refuse(value, path, f"a tensor of layout {value.layout}: store value.to_dense()")
+    if value.device.type == "meta":
+        raise refuse(value, path, "a meta tensor has no elements; materialise it first")
+    if value.is_quantized:
+        raise refuse(value, path, "store value.int_repr() with its scale and zero point")
+    if is_traceable_wrapper_subclass(value):
+        raise refuse(value, path, "a tensor subclass that wraps others: store its inner tensors")
+
+
+def _of_sharded(value: Sharded, rank: int, world_size: int, path: Path) -> Place:
+    inner = describe(value.tensor, rank, world_size, path)
+    if inner is None or isinstance(value.tensor, Sharded) or is_dtensor(value.tensor):
+        raise refuse(value.tensor, path, "Sharded takes a plain torch tensor or numpy array")
+    replicas = tuple(sorted(value.replicas)) if value.replicas is not None else (rank,)
+    if rank not in replicas or replicas[0] < 0 or replicas[-1] >= world_size:
+        raise InvalidArgument(
+            f"{format_path(path)}: Sharded.replicas: expected ranks below {world_size} with "
+            f"this rank {rank} among them, found {replicas}"
+        )
+    here = 0 not in inner.extent or 0 in value.global_shape
+    whole = inner.extent == value.global_shape
+    return Place(inner.local, value.global_shape, value.offsets, replicas, here, whole)
+
+
+def _of_dtensor(value: Any, world_size: int, path: Path) -> Place:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = value.device_mesh, value.placements
+    if any(p.is_partial() for p in placements):
+        raise refuse(value, path, "a DTensor with a Partial placement: redistribute() it first")
+    ranks = mesh.mesh
+    if int(ranks.max()) >= world_size:
+        raise InvalidArgument(
+            f"{format_path(path)}: its mesh has rank {int(ranks.max())} but the Checkpointer was "
+            f"made for {world_size} ranks; give it the rank and world_size of the process group"
+        )
+    local = value.to_local().detach()
+    shape = tuple(int(n) for n in value.shape)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return Place(local, shape, (0,) * len(shape), None, here=False, whole=False)
+    extent, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    if tuple(extent) != tuple(local.shape):
+        raise refuse(value, path, f"its local part {tuple(local.shape)} is no rectangle {extent}")
+    here = 0 not in extent or 0 in shape
+    replicas = replica_ranks(ranks, coordinate, placements)
+    offsets = tuple(int(n) for n in offsets) if here else (0,) * len(shape)
+    return Place(local, shape, offsets, replicas, here, tuple(extent) == shape)
+
+
+def replica_ranks(ranks: Any, coordinate: Sequence[int], placements: Any) -> tuple[int, ...]:
+    """Ranks of a mesh that hold the same part: those that differ only in replicated dimensions."""
+    same = tuple(
+        slice(None) if placement.is_replicate() else int(at)
+        for at, placement in zip(coordinate, placements)
+    )
+    return tuple(sorted(int(n) for n in ranks[same].flatten().tolist()))
+
+
+def identity(place: Place) -> tuple[Any, ...]:
+    """Equal for two values that are the same elements of the same memory (tied tensors).
+
+    Holds while both are alive. The storage object is compared and not its address, since empty
+    parts of sharded tensors all have address 0.
+    """
+    local = place.local
+    if dtypes.is_array(local):
+        at = local.__array_interface__["data"][0] if local.size else id(local)
+        return ("numpy", at, local.dtype.str, place.shape, place.offsets, local.strides)
+    storage = local.untyped_storage()._cdata
+    start, strides = local.storage_offset(), local.stride()
+    return ("torch", storage, start, local.dtype, place.shape, place.offsets, place.extent, strides)
+
+
+def dense_strides(tensor: Any) -> tuple[int, ...] | None:
+    """The strides of a tensor that is dense in another order (channels last), else None."""
+    if tensor.is_contiguous() or tensor.numel() < 2:
+        return None
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1:
+            if stride != expected:
+                return None
+            expected *= size
+    return tuple(tensor.stride())
+
+
+def contiguous_cpu(local: Any) -> Any:
+    """The same elements row-major in CPU memory; the tensor itself where it already is."""
+    if dtypes.is_array(local):
+        import numpy
+
+        return numpy.ascontiguousarray(local).reshape(local.shape)
+    tensor = local.detach()
+    # a conjugated view claims to be contiguous while its bytes are not yet conjugated
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.cpu().contiguous()
+
+
+def address(local: Any) -> tuple[int, int]:
+    """Address and length in bytes of what `contiguous_cpu` gave."""
+    if dtypes.is_array(local):
+        return dtypes.array_bytes(local)
+    return dtypes.tensor_bytes(local)

@@ -1,0 +1,154 @@
+"""Restore as a meeting: every rank loads the same step, completely, or every rank gets an error.
+
+For each candidate the ranks meet three times: after planning (nothing touched yet), after reading,
+and after `load_state_dict`. A step that is damaged on one rank is left by all.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from drivetrain._checkpoint.targets import OpenStep, Plan
+from drivetrain._checkpoint.values import Restored
+from drivetrain._native import (
+    CheckpointDamaged,
+    Corrupt,
+    NotFound,
+    PeerFailed,
+    StorageError,
+)
+
+#: Faults of a step: the next older one may be good. All others are faults of the call.
+STEP_FAULTS = (Corrupt, NotFound, StorageError)
+#: Committed steps named in an error.
+STEPS_SHOWN_MAX = 20
+
+Candidates = list[tuple[int, str | None]]
+
+
+class Native(Protocol):
+    """The part of `drivetrain._native.Checkpointer` that a restore uses."""
+
+    def candidates(self) -> Candidates: ...
+    def open(self, step: int) -> OpenStep: ...
+    def agree(self, tag: str, payload: str) -> list[str]: ...
+
+
+@dataclass
+class Restore:
+    """One call of `Checkpointer.restore`."""
+
+    native: Native
+    uri: str
+    rank: int
+    world_size: int
+    serial: int
+    """Number of this call, equal on all ranks, so that meetings of two calls never mix."""
+    allow_pickle: bool = False
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    touched: bool = False
+
+    def run(self, targets: dict[str, Any], step: int | None, strict: bool, rng: bool) -> Restored:
+        """Loads the newest step that is good on all ranks, or exactly `step`."""
+        found = self._candidates()
+        if step is not None:
+            found = [self._named(found, step)]
+        elif not found:
+            return Restored(step=None)
+        for number, reason in found:
+            plan = None if reason else self._attempt(number, targets, strict, rng)
+            if plan is None:
+                if reason:
+                    self.skipped.append((number, reason))
+                continue
+            return Restored(
+                number, self.skipped, plan.state, plan.mapped, plan.missing, plan.unexpected
+            )
+        raise self._damaged()
+
+    def _candidates(self) -> Candidates:
+        """Steps that any rank sees, newest first, with the reason if one cannot use it."""
+        own = json.dumps(self.native.candidates())
+        seen = [dict(map(tuple, json.loads(text))) for text in self._meet("candidates", own)]
+        merged: dict[int, str | None] = {}
+        for step in sorted({step for steps in seen for step in steps}, reverse=True):
+            merged[step] = None
+            for rank, steps in enumerate(seen):
+                reason = steps.get(step, "does not see it")
+                if reason is not None:
+                    merged[step] = reason if self.world_size == 1 else f"rank {rank}: {reason}"
+                    break
+        return list(merged.items())
+
+    def _named(self, found: Candidates, step: int) -> tuple[int, str | None]:
+        for number, reason in found:
+            if number == step:
+                return number, reason
+        steps = ", ".join(str(number) for number, _ in found[:STEPS_SHOWN_MAX]) or "none"
+        raise NotFound(f"step {step} of {self.uri} not found: committed steps are {steps}")
+
+    def _attempt(self, step: int, targets: dict[str, Any], strict: bool, rng: bool) -> Plan | None:
+        plan: Plan | None = None
+
+        def prepare() -> str:
+            nonlocal plan
+            opened = self.native.open(step)
+            plan = Plan(opened, self.rank, self.world_size, self.allow_pickle, strict=strict)
+            plan.add_all(targets, rng)
+            return opened.attempt
+
+        def read() -> None:
+            self.touched = True
+            plan.read()
+
+        good = self._phase(step, "plan", prepare)
+        good = good and self._phase(step, "read", read)
+        good = good and self._phase(step, "apply", lambda: plan.apply())
+        return plan if good else None
+
+    def _phase(self, step: int, name: str, work: Callable[[], str | None]) -> bool:
+        """Does one part on all ranks; False when the step is damaged for any of them."""
+        status, error = {"ok": ""}, None
+        try:
+            status["ok"] = work() or ""
+        except Exception as caught:
+            error = caught
+            fault = name != "apply" and isinstance(caught, STEP_FAULTS)
+            status = {"damaged" if fault else "error": str(caught)}
+        answers = [json.loads(text) for text in self._meet(f"{step}-{name}", json.dumps(status))]
+        if error is not None and "error" in status:
+            self._note(error)
+            raise error
+        for rank, answer in enumerate(answers):
+            if "error" in answer:
+                raise self._note(PeerFailed(f"rank {rank}: {answer['error']}"))
+        for rank, answer in enumerate(answers):
+            if "damaged" in answer:
+                reason = answer["damaged"]
+                reason = reason if self.world_size == 1 else f"rank {rank}: {reason}"
+                self.skipped.append((step, reason))
+                return False
+        if len({answer["ok"] for answer in answers}) > 1:
+            self.skipped.append((step, "ranks see different attempts of it"))
+            return False
+        return True
+
+    def _meet(self, tag: str, payload: str) -> list[str]:
+        if self.world_size == 1:
+            return [payload]
+        return self.native.agree(f"restore-{self.serial}-{tag}", payload)
+
+    def _note(self, error: Exception) -> Exception:
+        if self.touched:
+            error.add_note("The targets of this restore are partly overwritten.")
+        return error
+
+    def _damaged(self) -> CheckpointDamaged:
+        reasons = "; ".join(f"step {step}: {reason}" for step, reason in self.skipped)
+        text = f"no committed step of {self.uri} can be restored: {reasons}"
+        if self.touched:
+            text += "; the targets are partly overwritten, do not train on"
+        error = CheckpointDamaged(text)
+        error.skipped = list(self.skipped)
+        return error

@@ -1,0 +1,445 @@
+"""Restore, first half: pairs what is stored with what is live, before anything is touched.
+
+`Plan` decodes the stored tree into fresh containers whose tensors are the live ones wherever one of
+the same shape stands at the same place. It collects three lists: memory to fill from the files,
+copies to make after that (live tensors on a device, of another dtype or strides), and calls to make
+last (`load_state_dict`, assignments into given dicts).
+"""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from drivetrain._checkpoint import dtypes, optimizer, pieces, typed_json
+from drivetrain._checkpoint.pieces import Place
+from drivetrain._checkpoint.rng import set_rng_state
+from drivetrain._checkpoint.tree import RNG, is_stateful
+from drivetrain._checkpoint.typed_json import Path, format_path
+from drivetrain._checkpoint.values import PerRank, Sharded
+from drivetrain._native import Corrupt, InvalidArgument, Unsupported
+
+#: Names spelled out in one error message.
+NAMES_SHOWN_MAX = 8
+
+NativeTarget = tuple[str, str, list[int], list[int], list[int], int, int]
+
+
+class OpenStep(Protocol):
+    """A committed step whose manifest has been checked; see `drivetrain._native.OpenStep`."""
+
+    step: int
+    world_size: int
+    attempt: str
+
+    def state_json(self) -> str: ...
+    def per_rank_json(self, rank: int) -> str | None: ...
+    def read_into(self, targets: list[NativeTarget]) -> None: ...
+
+
+@dataclass
+class Fill:
+    """Memory that one stored rectangle goes to."""
+
+    path: Path
+    dtype: str
+    shape: list[int]
+    offsets: list[int]
+    extent: list[int]
+    buffer: Any
+    """Contiguous CPU tensor or array of the stored dtype."""
+    live: Any
+    """What the buffer is copied to afterwards; None when the buffer is the live memory itself."""
+
+    def native(self) -> NativeTarget:
+        """The form the native reader takes."""
+        path = typed_json.path_json(self.path)
+        start, length = pieces.address(self.buffer)
+        return path, self.dtype, self.shape, self.offsets, self.extent, start, length
+
+
+@dataclass
+class Plan:
+    """What a restore will do on this rank."""
+
+    opened: OpenStep
+    rank: int
+    world_size: int
+    allow_pickle: bool = False
+    state: dict[str, Any] = field(default_factory=dict)
+    mapped: dict[int, int] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    strict: bool = True
+    _fills: dict[tuple, Fill] = field(default_factory=dict)
+    _copies: list[tuple[Any, Any]] = field(default_factory=list)
+    _calls: list[Callable[[], None]] = field(default_factory=list)
+    _whole: dict[Path, Any] = field(default_factory=dict)
+    _own: dict[str, Any] | None = None
+    _names: optimizer.Names = field(default_factory=dict)
+    _live: tuple[int, Any] = (0, None)
+    _loose: bool = False
+
+    def add_all(self, targets: dict[str, Any], rng: bool) -> None:
+        """Pairs every target; raises before anything is touched.
+
+        `InvalidArgument` names what does not fit: shapes always, missing and unexpected names with
+        `strict`.
+        """
+        tree = typed_json.loads(self.opened.state_json())
+        if not isinstance(tree, dict):
+            raise Corrupt("checkpoint state is no object; restore another step")
+        self._names = optimizer.parameter_names(targets)
+        for name, live in targets.items():
+            if name not in tree:
+                self.missing.append(str(name))
+                continue
+            self.state[name], new = self._fill(tree[name], live, (name,))
+            if new is not live:
+                self._calls.append(lambda name=name, new=new: targets.update({name: new}))
+        if self.strict and (self.missing or self.unexpected):
+            raise InvalidArgument(self._mismatch())
+        if rng and RNG in tree:
+            generators = self._decode(tree[RNG], (RNG,))
+            self._calls.append(lambda: set_rng_state(generators))
+
+    def read(self) -> None:
+        """Fills memory from the files; checksums and coverage are proven on the way."""
+        fills = list(self._fills.values())
+        if fills:
+            self.opened.read_into([fill.native() for fill in fills])
+        for fill in fills:
+            if fill.live is not None:
+                self._copies.append((fill.live, fill.buffer))
+            elif dtypes.is_tensor(fill.buffer):
+                _count_write(fill.buffer)
+
+    def apply(self) -> None:
+        """Makes the copies and the calls."""
+        if any(dtypes.is_tensor(live) for live, _ in self._copies):
+            import torch
+
+            with torch.no_grad():
+                self._copy()
+        else:
+            self._copy()
+        for call in self._calls:
+            call()
+
+    def _copy(self) -> None:
+        for live, buffer in self._copies:
+            if dtypes.is_tensor(live):
+                live.copy_(buffer if dtypes.is_tensor(buffer) else _tensor_of(buffer))
+            else:
+                source = buffer.numpy() if dtypes.is_tensor(buffer) else buffer
+                dtypes.loaded("numpy").copyto(live, source, casting="unsafe")
+
+    def _mismatch(self) -> str:
+        parts = []
+        for what, names in (("lacks", self.missing), ("has beyond the targets", self.unexpected)):
+            if names:
+                shown = ", ".join(names[:NAMES_SHOWN_MAX])
+                more = f" and {len(names) - NAMES_SHOWN_MAX} more"
+                more = more if len(names) > NAMES_SHOWN_MAX else ""
+                parts.append(f"the checkpoint {what}: {shown}{more}")
+        step = f"step {self.opened.step}"
+        return f"{step} does not fit the targets: {'; '.join(parts)}; strict=False loads the rest"
+
+    # pairing ---------------------------------------------------------------------------------
+
+    def _fill(self, node: Any, live: Any, path: Path) -> tuple[Any, Any]:
+        """What was loaded, and what belongs in the place of `live` (often `live` itself)."""
+        if typed_json.tag_of(node) == "rank":
+            node = self._own_node(path)
+        if isinstance(live, PerRank):
+            loaded, new = self._fill(node, live.value, path)
+            self._calls.append(lambda: setattr(live, "value", new))
+            return loaded, live
+        if optimizer.is_module(live):
+            return self._fill_module(node, optimizer.unwrap(live), path), live
+        if is_stateful(live):
+            if optimizer.is_optimizer(live):
+                return self._fill_optimizer(node, live, path), live
+            loaded = self._decode(node, path)
+            self._calls.append(lambda: live.load_state_dict(copy_containers(loaded)))
+            return loaded, live
+        items = dict_items(node)
+        if items is not None and isinstance(live, dict):
+            return self._fill_dict(node, items, live, path), live
+        if isinstance(node, list) and isinstance(live, list):
+            return self._fill_list(node, live, path), live
+        if typed_json.tag_of(node) == "tuple" and type(live) is tuple:
+            pairs = self._fill_items(node["~tuple"], live, path)
+            return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+        loaded = self._decode(node, path, live)
+        return loaded, loaded
+
+    def _fill_dict(self, node: Any, items: dict, live: dict, path: Path) -> dict:
+        loaded = empty_dict(node)
+        news = {}
+        for text, child in items.items():
+            key = typed_json.decode_key(text)
+            loaded[key], news[key] = self._fill(child, live.get(key), (*path, key))
+        self.missing += [format_path((*path, key)) for key in live if key not in loaded]
+        self._calls.append(lambda: live.update(news) if type(live) is dict else _set(live, news))
+        return loaded
+
+    def _fill_list(self, node: list, live: list, path: Path) -> list:
+        pairs = self._fill_items(node, live, path)
+        new = [pair[1] for pair in pairs]
+        self._calls.append(lambda: live.__setitem__(slice(None), new))
+        return [pair[0] for pair in pairs]
+
+    def _fill_items(self, node: list, live: Any, path: Path) -> list[tuple[Any, Any]]:
+        return [
+            self._fill(child, live[at] if at < len(live) else None, (*path, at))
+            for at, child in enumerate(node)
+        ]
+
+    def _fill_module(self, node: Any, module: Any, path: Path) -> dict:
+        items = dict_items(node)
+        if items is None:
+            raise InvalidArgument(f"{format_path(path)}: the checkpoint holds no module state here")
+        live = module.state_dict()
+        loaded: dict[str, Any] = {}
+        by_module = has_hooks(module)
+        for text, child in items.items():
+            key = typed_json.decode_key(text)
+            mine = live.get(key)
+            if key in live and dtypes.is_tensor(mine) and typed_json.tag_of(child) == "tensor":
+                by_module |= is_lazy(mine)
+                loaded[key] = self._decode(child, (*path, key), None if is_lazy(mine) else mine)
+            elif key in live or has_hooks(module):
+                by_module = True
+                loaded[key] = self._decode(child, (*path, key))
+            else:
+                self.unexpected.append(format_path((*path, key)))
+        if not has_hooks(module):
+            self.missing += [format_path((*path, key)) for key in live if key not in loaded]
+        if by_module:
+            call = module.load_state_dict
+            self._calls.append(lambda: call(copy_containers(loaded), strict=self.strict))
+        return loaded
+
+    def _fill_optimizer(self, node: Any, live: Any, path: Path) -> dict:
+        numbered = live.state_dict()
+        groups = "param_groups" in numbered
+        stored = optimizer.number_names(live, numbered, self._names) if groups else {}
+        named = optimizer.to_names(numbered, stored) if groups else numbered
+        self._loose = True
+        try:
+            loaded = self._decode(node, path, named)
+        finally:
+            self._loose = False
+        new = optimizer.to_numbers(loaded, numbered, stored, path) if groups else loaded
+        self._calls.append(lambda: live.load_state_dict(copy_containers(new)))
+        return loaded
+
+    # decoding --------------------------------------------------------------------------------
+
+    def _decode(self, node: Any, path: Path, live: Any = None) -> Any:
+        """Fresh values; tensors are those of `live` where they stand at the same place in it."""
+        before, self._live = self._live, (len(path), live)
+        try:
+            return typed_json.decode(node, self._leaf, path)
+        finally:
+            self._live = before
+
+    def _leaf(self, tag: str, content: Any, path: Path) -> Any:
+        if tag == "tensor":
+            return self._tensor(content, self._live_at(path), path)
+        if tag == "rank":
+            return typed_json.decode(self._own_node(path), self._leaf, path)
+        if tag == "pickle":
+            if not self.allow_pickle:
+                raise Unsupported(
+                    f"{format_path(path)}: a pickled value is not supported: pickles run code; if "
+                    "you trust this checkpoint open the Checkpointer with allow_pickle=True"
+                )
+            return pickle.loads(typed_json.from_base64(content))
+        raise Corrupt(f"{format_path(path)}: unknown tag ~{tag}; a newer version wrote it")
+
+    def _live_at(self, path: Path) -> Any:
+        depth, live = self._live
+        for key in path[depth:]:
+            try:
+                live = live[key]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return live
+
+    def _own_node(self, path: Path) -> Any:
+        source = self.rank if self.rank < self.opened.world_size else 0
+        if self._own is None:
+            text = self.opened.per_rank_json(source)
+            self._own = typed_json.loads(text) if text is not None else {}
+        if source != self.rank:
+            self.mapped[self.rank] = source
+        try:
+            return self._own[typed_json.path_json(path)]
+        except KeyError:
+            raise Corrupt(f"{format_path(path)}: no value of rank {source} is stored") from None
+
+    def _tensor(self, content: dict, live: Any, path: Path) -> Any:
+        if not (dtypes.is_tensor(live) or dtypes.is_array(live) or isinstance(live, Sharded)):
+            live = None
+        shape = tuple(content["shape"])
+        place = (
+            pieces.describe(live, self.rank, self.world_size, path) if live is not None else None
+        )
+        if place is not None and place.shape != shape:
+            if not self._loose:
+                raise InvalidArgument(
+                    f"{format_path(path)}: the target has shape {list(place.shape)}, "
+                    f"the checkpoint {list(shape)}"
+                )
+            place = None
+        if place is not None and dtypes.is_array(place.local) and not place.local.flags.writeable:
+            place = None
+        if "data" in content:
+            return self._inline(content, live if place else None, place)
+        at = tuple(content.get("at", path))
+        if place is None:
+            return self._fresh(content, at)
+        if place.here:
+            self._fills[pieces.identity(place)] = fill_of(content, at, place)
+        return live
+
+    def _fresh(self, content: dict, at: Path) -> Any:
+        """A new whole tensor; values that were tied stay tied."""
+        if at not in self._whole:
+            new = new_like(content)
+            self._whole[at] = new
+            place = Place(new, tuple(content["shape"]), (0,) * new.ndim, None)
+            self._fills[(id(new),)] = fill_of(content, at, place)
+        return self._whole[at]
+
+    def _inline(self, content: dict, live: Any, place: Place | None) -> Any:
+        buffer = new_like(content, strided=False)
+        raw = typed_json.from_base64(content["data"])
+        start, length = pieces.address(buffer)
+        if len(raw) != length:
+            raise ValueError(f"expected {length} bytes, found {len(raw)}")
+        import ctypes
+
+        # `buffer` is ours, contiguous, and exactly as long as `raw`
+        ctypes.memmove(start, raw, length)
+        if place is None:
+            return buffer
+        self._copies.append((place.local, buffer))
+        return live
+
+
+def fill_of(content: dict, at: Path, place: Place) -> Fill:
+    """The fill of a place: straight into its memory where the bytes are the same, else aside."""
+    local, name, own = place.local, content["dtype"], content.get("own")
+    direct = is_direct(local, name, own)
+    buffer = local if direct else new_like(content, place.extent, strided=False)
+    item_bytes = buffer.element_size() if dtypes.is_tensor(buffer) else buffer.itemsize
+    more = [item_bytes] if dtypes.has_extra_dim(name, own, item_bytes) else []
+    return Fill(
+        at,
+        name,
+        [*place.shape, *more],
+        [*place.offsets, *(0 for _ in more)],
+        [*place.extent, *more],
+        buffer,
+        None if direct else local,
+    )
+
+
+def is_direct(local: Any, name: str, own: Any) -> bool:
+    """True when the stored bytes are the bytes of this memory."""
+    if dtypes.is_array(local):
+        return local.flags.c_contiguous and dtypes.numpy_name(local.dtype) == (name, own)
+    if local.device.type != "cpu" or not local.is_contiguous():
+        return False
+    return dtypes.torch_name(local.dtype) == (name, own) and not (local.is_conj() or local.is_neg())
+
+
+def new_like(content: dict, shape: tuple[int, ...] | None = None, strided: bool = True) -> Any:
+    """A new tensor or array for a stored one: its dtype, shape and (on demand) order in memory."""
+    shape = tuple(content["shape"]) if shape is None else shape
+    name, own = content["dtype"], content.get("own")
+    if content.get("lib") == "numpy":
+        import numpy
+
+        return numpy.empty(shape, dtypes.numpy_dtype(name, own))
+    import torch
+
+    dtype = dtypes.torch_dtype(name, own)
+    if strided and "strides" in content:
+        return torch.empty_strided(shape, content["strides"], dtype=dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def dict_items(node: Any) -> dict[str, Any] | None:
+    """The items of a node that stands for any kind of dict, else None."""
+    tag = typed_json.tag_of(node)
+    if tag is None:
+        return node if isinstance(node, dict) else None
+    if tag in ("odict", "counter"):
+        return node["~" + tag]
+    return node["~ddict"][1] if tag == "ddict" else None
+
+
+def empty_dict(node: dict) -> dict:
+    """An empty dict of the stored kind."""
+    tag = typed_json.tag_of(node)
+    if tag is None:
+        return {}
+    return typed_json.decode({f"~{tag}": [node["~ddict"][0], {}] if tag == "ddict" else {}})
+
+
+def copy_containers(value: Any) -> Any:
+    """The same leaves in new containers, so that their receiver may change them."""
+    if isinstance(value, dict):
+        new = empty_like(value)
+        for key, item in value.items():
+            new[key] = copy_containers(item)
+        return new
+    if type(value) in (list, tuple):
+        return type(value)(copy_containers(item) for item in value)
+    return value
+
+
+def empty_like(value: dict) -> dict:
+    """An empty dict of the same type and factory."""
+    new = value.copy()
+    new.clear()
+    return new
+
+
+def has_hooks(module: Any) -> bool:
+    """True when loading means more to a module than filling its tensors."""
+    return any(
+        part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks
+        for part in module.modules()
+    )
+
+
+def is_lazy(tensor: Any) -> bool:
+    """True for parameters that get their shape from the first forward pass."""
+    from torch.nn.parameter import is_lazy as lazy
+
+    return lazy(tensor)
+
+
+def _set(live: dict, news: dict) -> None:
+    # Counter.update would add to what is there
+    for key, value in news.items():
+        live[key] = value
+
+
+def _tensor_of(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _count_write(tensor: Any) -> None:
+    """Tells autograd and version guards that the elements changed."""
+    if not tensor.is_inference():
+        from torch.autograd.graph import increment_version
+
+        increment_version(tensor)

@@ -1,0 +1,217 @@
+"""From the values given to a save to what is stored: typed JSON, per-rank JSON, tensor parts.
+
+A tensor in the tree is ``{"~tensor": {"dtype", "shape", …}}``; its bytes are found under the path
+of that node, or under ``at`` when it is tied to an earlier one. A value per rank is
+``{"~rank": true}`` and lies in the per-rank JSON under the same path.
+"""
+
+import base64
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain._checkpoint import dtypes, pieces, typed_json
+from drivetrain._checkpoint.optimizer import (
+    Names,
+    is_module,
+    is_optimizer,
+    number_names,
+    parameter_names,
+    to_names,
+    unwrap,
+)
+from drivetrain._checkpoint.pieces import Place
+from drivetrain._checkpoint.typed_json import Path, refuse
+from drivetrain._checkpoint.values import PerRank, Sharded
+
+#: Larger per-rank tensors go to the rank's file; the rest travels inside the manifest.
+INLINE_BYTES_MAX = 64 * 1024
+#: First key of tensors that belong to one rank: [PER_RANK, rank, *path].
+PER_RANK = "~rank"
+#: Name of the generators' state among the values of a save.
+RNG = "~rng"
+
+#: (path, dtype, global shape, offsets, extent, address, length in bytes, replicas, pinned rank)
+NativeTensor = tuple[str, str, list[int], list[int], list[int], int, int, list[int], int | None]
+
+
+@dataclass
+class Piece:
+    """One rectangle to be written."""
+
+    path: Path
+    dtype: str
+    place: Place
+    extra_dim: int | None
+    """Bytes of an element that is stored as U8 along one more dimension."""
+    pin_rank: int | None
+
+
+def is_stateful(value: Any) -> bool:
+    """True for objects with `state_dict` and `load_state_dict`."""
+    if isinstance(value, type):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+class Snapshot:
+    """What one rank contributes to a save.
+
+    Args:
+        rank: of this process.
+        world_size: ranks that save together.
+        allow_pickle: store values of other types as pickles instead of refusing them.
+    """
+
+    def __init__(self, rank: int, world_size: int, allow_pickle: bool = False) -> None:
+        self.rank, self.world_size, self.allow_pickle = rank, world_size, allow_pickle
+        self.pieces: list[Piece] = []
+        self._state: dict[str, Any] = {}
+        self._per_rank: dict[str, Any] = {}
+        self._known: dict[tuple, Path] = {}
+        self._pinned: set[Path] = set()
+        self._names: Names = {}
+        self._inside_per_rank = False
+
+    def add_all(self, values: dict[str, Any]) -> None:
+        """Takes the named values in; `Unsupported` names the path of one that cannot be stored."""
+        self._names = parameter_names(values)
+        for name, value in values.items():
+            if type(name) is not str or name.startswith("~"):
+                raise refuse(name, (), "names of saved values are strings that do not start with ~")
+            self._state[name] = typed_json.encode(value, self._leaf, (name,))
+
+    def add_rng(self, state: dict[str, Any]) -> None:
+        """Takes the generators of this rank in."""
+        self._state[RNG] = typed_json.encode(PerRank(state), self._leaf, (RNG,))
+
+    def state_json(self) -> str:
+        """Typed JSON of everything but tensor bytes and per-rank values; equal on all ranks."""
+        return typed_json.dumps(self._state)
+
+    def per_rank_json(self) -> str:
+        """Typed JSON of this rank's own values, keyed by their path."""
+        return typed_json.dumps(self._per_rank)
+
+    def _leaf(self, value: Any, path: Path) -> Any:
+        if isinstance(value, PerRank):
+            return self._encode_per_rank(value, path)
+        if type(value) in typed_json.PLAIN:
+            return None
+        place = pieces.describe(value, self.rank, self.world_size, path)
+        if place is not None:
+            return self._encode_tensor(value, place, path)
+        if is_stateful(value):
+            return typed_json.encode(self._state_of(value, path), self._leaf, path)
+        if self.allow_pickle and not typed_json.is_library_value(value):
+            content = pickle.dumps(value)
+            return {"~pickle": base64.b64encode(content).decode("ascii")}
+        return None
+
+    def _state_of(self, value: Any, path: Path) -> Any:
+        if is_module(value):
+            module = unwrap(value)
+            buffers = module.named_buffers(remove_duplicate=False)
+            # DDP broadcasts rank 0's buffers before each forward and lets the others drift until
+            # then (running statistics of batch norm), so they may differ and must not be mixed.
+            self._pinned.update((*path, name) for name, _ in buffers)
+            return dict(module.state_dict())
+        state = value.state_dict()
+        if is_optimizer(value) and self._names and "param_groups" in state:
+            return to_names(state, number_names(value, state, self._names))
+        return state
+
+    def _encode_per_rank(self, value: PerRank, path: Path) -> Any:
+        if self._inside_per_rank:
+            raise refuse(value, path, "a PerRank inside another adds nothing; remove the inner one")
+        self._inside_per_rank = True
+        try:
+            node = typed_json.encode(value.value, self._leaf, path)
+        finally:
+            self._inside_per_rank = False
+        self._per_rank[typed_json.path_json(path)] = node
+        return {"~rank": True}
+
+    def _encode_tensor(self, value: Any, place: Place, path: Path) -> Any:
+        content, piece = self._reference(place, path)
+        if isinstance(value, Sharded):
+            content["sharded"] = True
+        if self._inside_per_rank:
+            return self._encode_own_tensor(content, piece, path)
+        first = self._known.setdefault(pieces.identity(place), path)
+        if first != path:
+            content["at"] = list(first)
+        else:
+            self.pieces.append(piece)
+        return {"~tensor": content}
+
+    def _encode_own_tensor(self, content: dict, piece: Piece, path: Path) -> Any:
+        """A tensor inside a PerRank: this rank's alone, whole, never tied."""
+        place = piece.place
+        if not place.whole:
+            raise refuse(place.local, path, "a sharded tensor inside PerRank; take it out")
+        local = pieces.contiguous_cpu(place.local)
+        start, length = pieces.address(local)
+        if length <= INLINE_BYTES_MAX:
+            raw = _copy_bytes(local, start, length)
+            content["data"] = base64.b64encode(raw).decode("ascii")
+        else:
+            at: Path = (PER_RANK, self.rank, *path)
+            content["at"] = list(at)
+            place.replicas = (self.rank,)
+            self.pieces.append(Piece(at, piece.dtype, place, piece.extra_dim, None))
+        return {"~tensor": content}
+
+    def _reference(self, place: Place, path: Path) -> tuple[dict[str, Any], Piece]:
+        local = place.local
+        is_array = dtypes.is_array(local)
+        try:
+            stored, own = (dtypes.numpy_name if is_array else dtypes.torch_name)(local.dtype)
+        except ValueError as error:
+            raise refuse(local, path, str(error)) from None
+        item_bytes = local.itemsize if is_array else local.element_size()
+        content: dict[str, Any] = {"dtype": stored, "shape": list(place.shape)}
+        if is_array:
+            content["lib"] = "numpy"
+        if own is not None:
+            content["own"] = own
+        if not is_array and place.whole and (strides := pieces.dense_strides(local)) is not None:
+            content["strides"] = list(strides)
+        extra = item_bytes if dtypes.has_extra_dim(stored, own, item_bytes) else None
+        return content, Piece(path, stored, place, extra, 0 if path in self._pinned else None)
+
+    def native_tensors(self) -> tuple[list[NativeTensor], list[Any]]:
+        """The parts as the native save takes them, and what must stay alive while it runs."""
+        alive, tensors = [], []
+        for piece in self.pieces:
+            if not piece.place.here:
+                continue
+            local = pieces.contiguous_cpu(piece.place.local)
+            alive.append(local)
+            tensors.append(self._native(piece, *pieces.address(local)))
+        return tensors, alive
+
+    def _native(self, piece: Piece, start: int, length: int) -> NativeTensor:
+        place = piece.place
+        more = [] if piece.extra_dim is None else [piece.extra_dim]
+        replicas = place.replicas if place.replicas is not None else range(self.world_size)
+        return (
+            typed_json.path_json(piece.path),
+            piece.dtype,
+            [*place.shape, *more],
+            [*place.offsets, *(0 for _ in more)],
+            [*place.extent, *more],
+            start,
+            length,
+            list(replicas),
+            piece.pin_rank,
+        )
+
+
+def _copy_bytes(local: Any, start: int, length: int) -> bytes:
+    import ctypes
+
+    # `local` is alive in this frame, contiguous, and `length` long
+    return ctypes.string_at(start, length) if length else b""

@@ -1,1 +1,0 @@
-//! A store that fails on purpose, from a script or a seed.

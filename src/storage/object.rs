@@ -1,1 +1,0 @@
-//! Object stores through the `object_store` crate.
