@@ -2,8 +2,8 @@
 
 The wheel's libraries are linked against some 3 GB of CUDA libraries which a CPU never calls. This
 script links one small library per missing name, exporting just the symbols that torch wants; each
-returns 1, which every CUDA API reads as an error, so `torch.cuda.is_available()` is False.
-Run by scripts/setup.sh where no NVIDIA driver is found. Needs gcc, readelf and nm.
+returns 1, which every CUDA API reads as an error, so `torch.cuda.is_available()` is False. It is
+run by scripts/setup.sh where no NVIDIA driver is found. Needs gcc, readelf and nm.
 """
 
 import collections

@@ -27,7 +27,8 @@ install_python_packages() {
     local mode=cpu
     has_nvidia_driver && mode=cuda
     local want
-    want="$mode $(cat scripts/requirements*.txt scripts/no-cuda.txt scripts/cuda_stubs.py | sha256sum)"
+    want="$mode $(cat scripts/requirements*.txt scripts/no-cuda.txt scripts/cuda_stubs.py |
+        sha256sum)"
     have_stamp packages "$want" && return
     say "installing torch and test tools ($mode)"
     if [ $mode = cuda ]; then
@@ -38,7 +39,8 @@ install_python_packages() {
         $venv/bin/python scripts/cuda_stubs.py
         $venv/bin/python -c 'import torch' || {
             say "stand-ins did not do; installing the full CUDA build"
-            $venv/bin/uv pip install --quiet --python $venv/bin/python --reinstall -r scripts/requirements.txt
+            $venv/bin/uv pip install --quiet --python $venv/bin/python --reinstall \
+                -r scripts/requirements.txt
         }
     fi
     put_stamp packages "$want"
@@ -53,18 +55,23 @@ jpeg_features() {
 build_wheel() {
     local features want
     features=$(jpeg_features)
-    want="$features $(git ls-files -co --exclude-standard -- Cargo.toml Cargo.lock src formats gpu-decode python \
-        | grep -v '^python/tests/' | LC_ALL=C sort | while read -r f; do [ -f "$f" ] && sha256sum "$f"; done | sha256sum)"
+    want="$features $(git ls-files -co --exclude-standard -- \
+        Cargo.toml Cargo.lock src formats gpu-decode python |
+        grep -v '^python/tests/' | LC_ALL=C sort |
+        while read -r f; do [ -f "$f" ] && sha256sum "$f"; done | sha256sum)"
     have_stamp wheel "$want" && return
     if [ -n "$features" ]; then
         say "building the release wheel with libjpeg-turbo (some minutes the first time)"
     else
-        say "building the release wheel with zune-jpeg alone; for libjpeg-turbo: apt-get install nasm"
+        say "building the release wheel with zune-jpeg alone;" \
+            "for libjpeg-turbo: apt-get install nasm"
     fi
     rm -rf target/wheels
-    PATH="$PWD/$venv/bin:$PATH" $venv/bin/maturin build --quiet --release --manifest-path python/Cargo.toml \
+    PATH="$PWD/$venv/bin:$PATH" $venv/bin/maturin build --quiet --release \
+        --manifest-path python/Cargo.toml \
         --interpreter $venv/bin/python --out target/wheels ${features:+--features $features}
-    $venv/bin/uv pip install --quiet --python $venv/bin/python --force-reinstall --no-deps target/wheels/drivetrain-*.whl
+    $venv/bin/uv pip install --quiet --python $venv/bin/python --force-reinstall --no-deps \
+        target/wheels/drivetrain-*.whl
     put_stamp wheel "$want"
 }
 

@@ -76,7 +76,8 @@ pub enum Error {
     },
     /// The device is full, also when the kernel says so in disguise (a short write).
     #[error(
-        "no space to write {path}: need {need_bytes} bytes, have {have_bytes} bytes; free space or prune old steps"
+        "no space to write {path}: need {need_bytes} bytes, have {have_bytes} bytes; \
+         free space or prune old steps"
     )]
     NoSpace {
         /// The file being written.
@@ -114,7 +115,8 @@ pub enum Error {
     },
     /// All of the memory limit is in batches the caller still holds.
     #[error(
-        "{batches} batches with {bytes} bytes are still held by the caller and fill memory_limit; drop them or raise memory_limit"
+        "{batches} batches with {bytes} bytes are still held by the caller and fill memory_limit; \
+         drop them or raise memory_limit"
     )]
     MemoryHeld {
         /// Batches alive in the caller's hands.

@@ -4,8 +4,8 @@
 //!
 //! | module | what lives there |
 //! |---|---|
-//! | [`memory`] | one arena of page-aligned, re-used buffers; byte permits; shared-memory slots; pinning |
-//! | [`storage`] | ranged reads into buffers, streamed writes, create-if-absent, on disk and object stores |
+//! | [`memory`] | one arena of re-used, page-aligned buffers; byte permits; shared-memory slots |
+//! | [`storage`] | ranged reads, streamed writes, create-if-absent, on disk and object stores |
 //! | [`index`] | the sample table: one row per sample, one byte range or inline value per field |
 //! | [`order`] | which sample stands at position p of epoch e: arithmetic, no state |
 //! | [`transform`] | what a transform means, and its CPU kernels |

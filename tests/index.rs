@@ -218,7 +218,10 @@ fn read_all(path: &std::path::Path) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(400)
+    })]
 
     #[test]
     fn damaged_files_never_panic(

@@ -2,10 +2,16 @@
 // Helpers outside `#[test]` functions are test code too; clippy cannot see that here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod commit;
+mod fault_store;
 mod index;
+mod loader;
 mod memory;
 mod order;
+mod s3_faults;
 mod s3_server;
+mod seccomp;
 mod store_contract;
+mod style;
 mod synth;
 mod uring;

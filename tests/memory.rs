@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use drivetrain::Error;
-use drivetrain::memory::{Arena, ArenaOptions, Buffer, PAGE_BYTES, PinHook};
+use drivetrain::memory::{
+    Arena, ArenaOptions, Buffer, PAGE_BYTES, PinHook, Slot, shm_slots, slot_prefix,
+};
 use futures::FutureExt;
 use proptest::prelude::*;
 
@@ -23,7 +25,10 @@ fn ends(buf: &Buffer) -> (usize, usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(40) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(40)
+    })]
 
     /// Random allocations and frees: live buffers are disjoint, keep what was written to them, and
     /// the mapped total stays under the limit.
@@ -37,7 +42,8 @@ proptest! {
         for (n, (action, size_log, jitter)) in steps.into_iter().enumerate() {
             if action == 0 && !live.is_empty() {
                 let (mark, buf) = live.swap_remove(jitter as usize % live.len());
-                prop_assert!(buf.iter().take(64).chain(buf.iter().rev().take(64)).all(|b| *b == mark));
+                let mut ends = buf.iter().take(64).chain(buf.iter().rev().take(64));
+                prop_assert!(ends.all(|b| *b == mark));
             } else {
                 let len = (1_usize << size_log) + usize::from(jitter) % (1 << size_log);
                 let Some(mut buf) = arena.try_alloc(len) else { continue };
@@ -202,4 +208,48 @@ fn every_slab_is_pinned_while_it_lives_and_a_refusal_is_no_error() {
     assert!(good.pinned_bytes.load(Ordering::SeqCst) > 0);
     drop(bytes);
     assert_eq!(good.pinned_bytes.load(Ordering::SeqCst), 0);
+}
+
+/// Set in the child: the folder of its slot.
+const SLOT_CHILD_ENV: &str = "DRIVETRAIN_TEST_SLOT_FOLDER";
+
+/// The child's part: stages a snapshot and dies without a word.
+#[test]
+fn slot_child() {
+    let Some(folder) = std::env::var_os(SLOT_CHILD_ENV) else { return };
+    let name = format!("{}run-0-0", slot_prefix(0xABC));
+    let mut slot = Slot::create(folder.as_ref(), &name, 3 * MIB).unwrap();
+    slot.warm();
+    slot.fill(0x5A);
+    println!("staged");
+    std::thread::sleep(Duration::from_mins(1));
+}
+
+/// A killed process's snapshot can be adopted; a living one's cannot be taken.
+#[test]
+fn a_slot_outlives_the_process_that_filled_it() {
+    use std::io::{BufRead, BufReader};
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "memory::slot_child", "--nocapture", "--test-threads=1"])
+        .env(SLOT_CHILD_ENV, folder.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("staged")));
+
+    let found = shm_slots(folder.path(), &slot_prefix(0xABC)).unwrap();
+    assert_eq!((found.len(), found[0].stale, found[0].bytes), (1, false, 3 << 20));
+    assert!(Slot::open(folder.path(), &found[0].name).is_err());
+    assert!(shm_slots(folder.path(), &slot_prefix(0xABD)).unwrap().is_empty());
+
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let found = shm_slots(folder.path(), &slot_prefix(0xABC)).unwrap();
+    assert!(found[0].stale);
+    let adopted = Slot::open(folder.path(), &found[0].name).unwrap();
+    assert!(adopted.len() == 3 * MIB && adopted.iter().all(|b| *b == 0x5A));
+    adopted.remove().unwrap();
+    assert!(shm_slots(folder.path(), "").unwrap().is_empty());
 }

@@ -20,14 +20,14 @@ use crate::store_contract::contract;
 const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A running server; ends with the value.
-struct Server {
+pub struct Server {
     process: Child,
     port: u16,
 }
 
 impl Server {
     /// Starts moto, or says why the test is skipped.
-    fn start() -> Option<Self> {
+    pub fn start() -> Option<Self> {
         let Some(program) = moto() else {
             println!("skipped: no moto_server in .venv/bin or on PATH (make setup installs it)");
             return None;
@@ -60,26 +60,33 @@ impl Server {
         Some(answer)
     }
 
-    fn bucket(&self, name: &str) {
+    pub fn bucket(&self, name: &str) {
         let answer = self.request("PUT", &format!("/{name}")).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 
-    fn options(&self) -> StorageOptions {
-        let endpoint = format!("http://127.0.0.1:{}", self.port);
+    /// The server's own port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn open(&self, uri: &str) -> Arc<dyn Store> {
+        Self::open_through(self.port, uri)
+    }
+
+    /// Opens a store of a server by its port, or by that of a proxy before it.
+    pub fn open_through(port: u16, uri: &str) -> Arc<dyn Store> {
+        let endpoint = format!("http://127.0.0.1:{port}");
         let pairs = [
             ("aws_endpoint", endpoint.as_str()),
             ("allow_http", "true"),
             ("aws_access_key_id", "AKIDTESTKEY"),
             ("aws_secret_access_key", "test-secret-value"),
             ("aws_region", "us-east-1"),
+            ("proxy_excludes", "127.0.0.1"),
         ];
         let pairs = pairs.map(|(key, value)| (key.to_string(), value.to_string()));
-        StorageOptions { options: pairs.into() }
-    }
-
-    fn open(&self, uri: &str) -> Arc<dyn Store> {
-        open_store(uri, &self.options()).unwrap()
+        open_store(uri, &StorageOptions { options: pairs.into() }).unwrap()
     }
 }
 
@@ -106,6 +113,7 @@ fn a_real_s3_server_keeps_the_contract() {
     unfinished_uploads_are_aborted(&server);
     requests_are_counted(&server);
     lost_answers_are_settled(&server);
+    stores_work_after_a_fork(&server);
     errors_say_what_to_do_without_secrets(&server);
 }
 
@@ -171,6 +179,41 @@ fn lost_answers_are_settled(server: &Server) {
         assert_eq!(store.head("manifest").await.unwrap().size_bytes, 10);
     })
     .unwrap();
+}
+
+/// Set for the child process of the fork test: the server's port.
+const FORK_ENV: &str = "DRIVETRAIN_TEST_FORK_PORT";
+
+/// A child of `fork` inherits a connection pool without its threads; using the store there must
+/// work, not hang. In a process of its own, since the test runner has other threads.
+fn stores_work_after_a_fork(server: &Server) {
+    server.bucket("fork");
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "s3_server::child_that_forks"])
+        .env(FORK_ENV, server.port.to_string())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert_eq!(block_on(server.open("s3://fork").list("")).unwrap().unwrap().len(), 2);
+}
+
+#[test]
+fn child_that_forks() {
+    let Ok(port) = std::env::var(FORK_ENV) else { return };
+    let store = Server::open_through(port.parse().unwrap(), "s3://fork");
+    block_on(store.put_new("parent", Bytes::new())).unwrap().unwrap();
+    // SAFETY: this process does nothing else meanwhile; the child only uses the store and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let put = block_on(store.put_new("child", Bytes::new()));
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(i32::from(!matches!(put, Ok(Ok(_))))) }
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child could not use the store");
 }
 
 fn errors_say_what_to_do_without_secrets(server: &Server) {

@@ -4,14 +4,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use drivetrain::Error;
 use drivetrain::memory::Buffer;
 use drivetrain::runtime::block_on;
-use drivetrain::storage::local::{EngineChoice, LocalOptions, LocalStore};
+use drivetrain::storage::local::{EngineChoice, EngineKind, LocalOptions, LocalStore};
 use drivetrain::storage::{OpenOptions, Store, WriteOptions};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-/// A folder on the disk that holds the build, where O_DIRECT means something (on tmpfs it does not).
+/// A folder on the disk that holds the build, where O_DIRECT means something (on tmpfs it does
+/// not).
 pub fn disk_folder() -> tempfile::TempDir {
     let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     std::fs::create_dir_all(&base).unwrap();
@@ -115,5 +117,70 @@ fn an_aborted_write_leaves_nothing() {
             assert!(store.list("").await.unwrap().is_empty());
         })
         .unwrap();
+    }
+}
+
+/// Everything goes through the ring where there is one, and a checkpoint-like write is direct.
+#[test]
+fn counters_tell_engine_and_mode() {
+    let root = disk_folder();
+    let Some(store) =
+        stores(root.path()).into_iter().find(|s| s.engine_kind().unwrap() == EngineKind::Uring)
+    else {
+        return;
+    };
+    let total = 32 << 20;
+    block_on(async {
+        let options = WriteOptions { direct: true, size_bytes: Some(total) };
+        let mut writer = store.create("rank-00000.safetensors", options).await.unwrap();
+        let mut buf = Buffer::heap(total as usize);
+        buf.set_len(total as usize);
+        writer.write(buf.into_bytes()).await.unwrap();
+        writer.finish().await.unwrap();
+        let file = store.open("rank-00000.safetensors", OpenOptions::default()).await.unwrap();
+        file.read_at(5, Buffer::heap(100)).await.unwrap();
+    })
+    .unwrap();
+    let counted = store.counters();
+    assert_eq!((counted.uring_writes, counted.direct_writes, counted.thread_writes), (4, 4, 0));
+    assert_eq!((counted.uring_reads, counted.direct_reads, counted.thread_reads), (1, 0, 0));
+    assert_eq!((counted.read_bytes, counted.written_bytes), (100, total));
+}
+
+#[test]
+fn a_range_past_the_end_is_corrupt_also_when_the_file_shrank() {
+    let root = disk_folder();
+    for store in stores(root.path()) {
+        for direct in [false, true] {
+            std::fs::write(root.path().join("file"), vec![1; 10_000]).unwrap();
+            let file = block_on(store.open("file", OpenOptions { direct })).unwrap().unwrap();
+            let read = |at, len| block_on(file.read_at(at, Buffer::heap(len))).unwrap();
+            assert!(matches!(read(9_999, 2), Err(Error::Corrupt { .. })));
+            assert!(matches!(read(u64::MAX, 2), Err(Error::Corrupt { .. })));
+            assert!(read(10_000, 0).is_ok());
+            std::fs::File::options()
+                .write(true)
+                .open(root.path().join("file"))
+                .unwrap()
+                .set_len(4097)
+                .unwrap();
+            for at in [0, 1, 4096, 8192] {
+                let error = read(at, 1_800).map(|b| b.len());
+                let good = at + 1_800 <= 4097;
+                assert_eq!(error.is_ok(), good, "{at} {error:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_is_named_with_what_is_needed() {
+    let root = disk_folder();
+    for store in stores(root.path()) {
+        let options = WriteOptions { direct: true, size_bytes: Some(1 << 50) };
+        let error = block_on(store.create("huge", options)).unwrap().err().unwrap();
+        let Error::NoSpace { need_bytes, have_bytes, .. } = error else { panic!("{error}") };
+        assert!(need_bytes == 1 << 50 && have_bytes < need_bytes);
+        assert!(!root.path().join("huge").exists());
     }
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the peer benchmarks: run.sh [images] [lidar] [checkpoint]; ROUNDS, WORK and SECONDS_PER_RUN adjust it.
+# Runs the peer benchmarks: run.sh [images] [lidar] [checkpoint]; ROUNDS, WORK and
+# SECONDS_PER_RUN adjust it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scripts/setup.sh
@@ -13,12 +14,13 @@ if [ ! -f $venv/.ready ]; then
         overrides=(--override scripts/no-cuda.txt)
         extra=(-r scripts/requirements-no-cuda.txt)
     fi
-    .venv/bin/uv pip install --quiet --python $venv/bin/python "${overrides[@]}" -r scripts/requirements.txt \
-        "${extra[@]}" -r $here/requirements.txt
+    .venv/bin/uv pip install --quiet --python $venv/bin/python "${overrides[@]}" \
+        -r scripts/requirements.txt "${extra[@]}" -r $here/requirements.txt
     [ ${#overrides[@]} = 0 ] || $venv/bin/python scripts/cuda_stubs.py
     touch $venv/.ready
 fi
-.venv/bin/uv pip install --quiet --python $venv/bin/python --force-reinstall --no-deps target/wheels/drivetrain-*.whl
+.venv/bin/uv pip install --quiet --python $venv/bin/python --force-reinstall --no-deps \
+    target/wheels/drivetrain-*.whl
 work=${WORK:-target/peers}
 mkdir -p "$work" $here/results
 for workload in "${@:-images lidar checkpoint}"; do

@@ -1,9 +1,277 @@
 //! Checkpointer, SaveHandle and OpenStep.
+//!
+//! Memory crosses as (address, bytes) of contiguous CPU tensors that the Python layer keeps alive
+//! for the call; everything slow runs without the GIL.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drivetrain::Error;
+use drivetrain::checkpoint::meet::Meet;
+use drivetrain::checkpoint::rects::Rect;
+use drivetrain::checkpoint::{self, Options, SaveOptions, Target, TensorIn};
+use drivetrain::storage::{OptionMap, StorageOptions, open_store};
 use pyo3::prelude::*;
 
+use crate::errors::to_python;
+use crate::meet::StoreMeet;
+
+/// How often a wait looks for Ctrl-C.
+const SIGNAL_POLL: Duration = Duration::from_millis(100);
+
+fn raise(error: &Error) -> PyErr {
+    Python::attach(|py| to_python(py, error))
+}
+
+/// path, dtype, shape, offsets, extent, address, bytes, replicas, pin_rank
+type SaveRow = (String, String, Vec<i64>, Vec<i64>, Vec<i64>, usize, usize, Vec<u32>, Option<u32>);
+/// path, dtype, shape, offsets, extent, address, bytes
+type ReadRow = (String, String, Vec<i64>, Vec<i64>, Vec<i64>, usize, usize);
+
+/// One rank's access to a checkpoint root.
+#[pyclass(frozen, module = "drivetrain._native")]
+struct Checkpointer {
+    inner: checkpoint::Checkpointer,
+}
+
+#[pymethods]
+impl Checkpointer {
+    #[new]
+    #[pyo3(signature = (uri, rank, world_size, *, keep_last=None, keep_every=None, timeout_s=600.0,
+        run_id=None, shm_dir=None, single_writer=false, storage_options=None, store=None))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
+    fn new(
+        py: Python<'_>,
+        uri: String,
+        rank: u32,
+        world_size: u32,
+        keep_last: Option<u32>,
+        keep_every: Option<i64>,
+        timeout_s: f64,
+        run_id: Option<String>,
+        shm_dir: Option<String>,
+        single_writer: bool,
+        storage_options: Option<OptionMap>,
+        store: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout_s)
+            .map_err(|_| raise(&Error::invalid("timeout_s", "seconds from 0 up", timeout_s)))?;
+        let shm_dir = shm_dir.map(Into::into);
+        let options = Options { keep_last, keep_every, timeout, run_id, shm_dir, single_writer };
+        let meet = store.map(|s| Arc::new(StoreMeet::new(s)) as Arc<dyn Meet>);
+        let storage = StorageOptions { options: storage_options.unwrap_or_default() };
+        let inner = py.detach(|| {
+            let store = open_store(&uri, &storage)?;
+            checkpoint::Checkpointer::new(store, rank, world_size, options, meet)
+        });
+        Ok(Self { inner: inner.map_err(|e| raise(&e))? })
+    }
+
+    /// Stages the tensors and commits in the background, or waits if `blocking`.
+    #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
+    fn save(
+        &self,
+        py: Python<'_>,
+        step: i64,
+        tensors: Vec<SaveRow>,
+        state_json: String,
+        per_rank_json: String,
+        blocking: bool,
+        overwrite: bool,
+    ) -> PyResult<SaveHandle> {
+        let rows: Vec<_> = tensors.into_iter().map(input).collect();
+        let options = SaveOptions { overwrite };
+        let saved =
+            py.detach(|| self.inner.save(step, &rows, &state_json, &per_rank_json, options));
+        let handle = SaveHandle { inner: saved.map_err(|e| raise(&e))? };
+        if blocking {
+            handle.wait(py, None)?;
+        }
+        Ok(handle)
+    }
+
+    /// Committed steps, ascending.
+    fn steps(&self, py: Python<'_>) -> PyResult<Vec<i64>> {
+        py.detach(|| self.inner.steps()).map_err(|e| raise(&e))
+    }
+
+    /// Newest first: (step, None), or (step, reason) if it cannot be restored.
+    fn candidates(&self, py: Python<'_>) -> PyResult<Vec<(i64, Option<String>)>> {
+        py.detach(|| self.inner.candidates()).map_err(|e| raise(&e))
+    }
+
+    /// Opens a committed step; its manifest and the sizes of its files are verified.
+    fn open(&self, py: Python<'_>, step: i64) -> PyResult<OpenStep> {
+        let inner = py.detach(|| self.inner.open(step)).map_err(|e| raise(&e))?;
+        Ok(OpenStep { inner })
+    }
+
+    /// Reads every byte; returns (file, tensor path or "", reason) of each problem.
+    fn verify(&self, py: Python<'_>, step: i64) -> PyResult<Vec<(String, String, String)>> {
+        let problems = py.detach(|| self.inner.verify(step)).map_err(|e| raise(&e))?;
+        Ok(problems.into_iter().map(|p| (p.file, p.tensor, p.reason)).collect())
+    }
+
+    /// Every rank's payload in rank order.
+    #[allow(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is not generic enough"
+    )]
+    fn agree(&self, py: Python<'_>, tag: &str, payload: &str) -> PyResult<Vec<String>> {
+        let mut interrupt = None;
+        let said = py.detach(|| {
+            let mut signals = || match Python::attach(|py| py.check_signals()) {
+                Ok(()) => Ok(()),
+                Err(raised) => {
+                    interrupt = Some(raised);
+                    Err(Error::Closed { what: "the wait for other ranks".into() })
+                }
+            };
+            self.inner.agree(tag, payload, &mut signals)
+        });
+        said.map_err(|e| interrupt.unwrap_or_else(|| raise(&e)))
+    }
+
+    /// Makes staging memory for states of about this many bytes ahead of the first save.
+    fn prepare(&self, py: Python<'_>, nbytes: usize) {
+        py.detach(|| self.inner.prepare(nbytes));
+    }
+
+    /// Why states are staged in private memory, which a kill loses; None while they are not.
+    #[getter]
+    fn private_reason(&self) -> Option<String> {
+        self.inner.private_reason()
+    }
+
+    /// Waits for running saves and stops the background thread.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.close()).map_err(|e| raise(&e))
+    }
+}
+
+fn input(row: SaveRow) -> TensorIn<'static> {
+    let (path, dtype, shape, offsets, extent, address, bytes, replicas, pin_rank) = row;
+    let data = if address == 0 || bytes == 0 {
+        &[][..]
+    } else {
+        // SAFETY: the caller keeps this contiguous memory alive and unchanged until save returns,
+        // which is as long as the rows live.
+        unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
+    };
+    let rect = Rect { offsets, extent };
+    TensorIn { path, dtype, shape, rect, data, replicas, pin_rank }
+}
+
+fn target(row: ReadRow) -> Target<'static> {
+    let (path, dtype, shape, offsets, extent, address, bytes) = row;
+    let data = if address == 0 || bytes == 0 {
+        &mut [][..]
+    } else {
+        // SAFETY: the caller keeps this contiguous memory alive until read_into returns and lets
+        // nobody else use it meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) }
+    };
+    Target { path, dtype, shape, rect: Rect { offsets, extent }, data }
+}
+
+/// A save in the background.
+#[pyclass(frozen, module = "drivetrain._native")]
+struct SaveHandle {
+    inner: checkpoint::SaveHandle,
+}
+
+#[pymethods]
+impl SaveHandle {
+    /// Seconds that the caller of `save` was stopped for staging.
+    #[getter]
+    fn staged_seconds(&self) -> f64 {
+        self.inner.staged.as_secs_f64()
+    }
+
+    /// Waits for the commit; returns the step or raises.
+    #[pyo3(signature = (timeout_s=None))]
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<i64> {
+        let started = Instant::now();
+        let timeout = timeout_s.map(|s| Duration::try_from_secs_f64(s.max(0.0)).ok());
+        loop {
+            let left = match timeout {
+                Some(Some(timeout)) => timeout.saturating_sub(started.elapsed()),
+                _ => SIGNAL_POLL,
+            };
+            let pause = left.min(SIGNAL_POLL);
+            if let Some(outcome) = py.detach(|| self.inner.poll(Instant::now() + pause)) {
+                return outcome.map(|()| self.inner.step).map_err(|e| to_python(py, &e));
+            }
+            py.check_signals()?;
+            if left.is_zero() {
+                let late = self.inner.wait(Duration::ZERO);
+                return late.map_err(|e| to_python(py, &e));
+            }
+        }
+    }
+
+    /// Whether the outcome is known.
+    fn done(&self) -> bool {
+        self.inner.done()
+    }
+}
+
+/// A committed step, open for reading.
+#[pyclass(frozen, module = "drivetrain._native")]
+struct OpenStep {
+    inner: checkpoint::OpenStep,
+}
+
+#[pymethods]
+impl OpenStep {
+    /// The step.
+    #[getter]
+    fn step(&self) -> i64 {
+        self.inner.manifest().step
+    }
+
+    /// Ranks that wrote it.
+    #[getter]
+    fn world_size(&self) -> u32 {
+        self.inner.manifest().world_size
+    }
+
+    /// Folder of the save call that wrote it.
+    #[getter]
+    fn attempt(&self) -> &str {
+        &self.inner.manifest().attempt
+    }
+
+    /// The state that is equal on all ranks, as it was given.
+    fn state_json(&self) -> &str {
+        &self.inner.manifest().state_json
+    }
+
+    /// A rank's own state, or None for a rank that did not exist.
+    fn per_rank_json(&self, rank: u32) -> Option<&str> {
+        self.inner.per_rank_json(rank)
+    }
+
+    /// (path, dtype, shape) of all tensors.
+    fn tensors(&self) -> Vec<(String, String, Vec<i64>)> {
+        let first = |(path, chunks): (&str, &[checkpoint::layout::Chunk])| {
+            let chunk = chunks.first()?;
+            Some((path.to_string(), chunk.dtype.clone(), chunk.shape.clone()))
+        };
+        self.inner.tensors().filter_map(first).collect()
+    }
+
+    /// Fills memory: (path, dtype, shape, offsets, extent, address, bytes) each.
+    fn read_into(&self, py: Python<'_>, targets: Vec<ReadRow>) -> PyResult<()> {
+        let targets: Vec<_> = targets.into_iter().map(target).collect();
+        py.detach(|| self.inner.read_into(targets)).map_err(|e| raise(&e))
+    }
+}
+
 /// Adds this file's classes to the module.
-#[allow(clippy::unnecessary_wraps, reason = "same signature as its siblings")]
-pub fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Checkpointer>()?;
+    module.add_class::<SaveHandle>()?;
+    module.add_class::<OpenStep>()
 }

@@ -9,6 +9,7 @@ mod cli;
 mod dataset;
 mod errors;
 mod loader;
+mod meet;
 mod sample;
 mod transforms;
 mod values;

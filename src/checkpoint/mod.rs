@@ -1,1 +1,32 @@
 //! Snapshot → write → commit → read back.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `layout/` | the bytes on disk: names, rank files, table of chunks, manifest |
+//! | `plan` | which rank writes what |
+//! | `snapshot/` | copies the state into a re-used slot |
+//! | `meet/`, `agree` | how ranks meet, with deadlines |
+//! | `commit/` | data files → table → manifest, and taking back what failed |
+//! | `read/` | candidates, opening, filling tensors, verifying |
+//! | `retain` | which steps stay |
+//! | `rects` | rectangles: common parts, copies, the coverage proof |
+//! | `checkpointer`, `handle` | what callers hold |
+
+mod agree;
+mod checkpointer;
+mod commit;
+mod handle;
+mod io;
+pub mod layout;
+pub mod meet;
+mod plan;
+mod read;
+pub mod rects;
+mod retain;
+mod snapshot;
+
+pub use checkpointer::{Checkpointer, Options, SaveOptions};
+pub use handle::{Outcome, SaveHandle};
+pub use plan::TensorIn;
+pub use read::{OpenStep, Problem, Target, candidates, open_folder, open_step, verify_step};
+pub use retain::committed;

@@ -20,4 +20,5 @@ pub use arena::{Arena, ArenaOptions, ArenaStats};
 pub use buffer::{Buffer, PAGE_BYTES};
 pub use permits::{Permit, Permits};
 pub use pin::PinHook;
+pub use pool::class_bytes;
 pub use slot::{SHM_DIR_ENV, Slot, SlotFile, shm_dir, shm_slots, slot_prefix, slots_prefix};

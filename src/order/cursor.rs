@@ -6,8 +6,8 @@
 //!   position; prefetched ones do not.
 //! - With the last batch of an epoch the state is (e+1, 0). An epoch without a single step (smaller
 //!   than a global batch under `drop_last`) ends when its pass is exhausted.
-//! - A new pass after a `break` restarts the epoch from 0, unless a state was loaded since: a loaded
-//!   position counts until the first batch after it, however often a pass is started before.
+//! - A new pass after a `break` restarts the epoch from 0, unless a state was loaded since: a
+//!   loaded position counts until the first batch after it, however often a pass is started before.
 //! - `set_epoch` with the current epoch changes nothing; another epoch starts at 0.
 //! - Starting a pass, loading a state or moving to another epoch makes older passes stale.
 

@@ -1,8 +1,9 @@
 //! Which positions of an epoch a step of a rank covers.
 //!
-//! With G = batch_size × world_size, step s from start P covers positions [P + s·G, P + (s+1)·G) and
-//! rank r the slice [r·batch_size, (r+1)·batch_size) of each. Positions past the end wrap around
-//! from the start of the epoch's order and are marked invalid, so that all ranks step equally often.
+//! With G = batch_size × world_size, step s from start P covers positions [P + s·G, P + (s+1)·G)
+//! and rank r the slice [r·batch_size, (r+1)·batch_size) of each. Positions past the end wrap
+//! around from the start of the epoch's order and are marked invalid, so that all ranks step
+//! equally often.
 
 use crate::error::{Error, Result};
 

@@ -1,9 +1,9 @@
 //! A keyed bijection of `0..n` that needs no table: a Feistel network over two mixed-radix digits.
 //!
 //! `0..n` is embedded in the rectangle `rows × columns` with `rows = ceil(sqrt(n))` and
-//! `columns = ceil(n / rows)`, which has fewer than `n + rows` cells. Rounds add a keyed hash of one
-//! digit to the other, modulo that digit's radix: each round is invertible whatever the hash, so
-//! the whole is a bijection of the rectangle. A result outside `0..n` is fed in again ("cycle
+//! `columns = ceil(n / rows)`, which has fewer than `n + rows` cells. Rounds add a keyed hash of
+//! one digit to the other, modulo that digit's radix: each round is invertible whatever the hash,
+//! so the whole is a bijection of the rectangle. A result outside `0..n` is fed in again ("cycle
 //! walking"), which makes it a bijection of `0..n`; at most `rows · columns - n` cells lie outside
 //! and a cycle visits each once, so the walk is bounded. Rectangles waste less than the usual
 //! power-of-two squares: the walk is one step in all but about one case in `sqrt(n)`.

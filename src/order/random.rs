@@ -5,7 +5,8 @@
 //! SC 2011). The 128-bit counter and 64-bit key cannot hold seed, epoch, sample, operation and
 //! index at once, so one Philox call folds (seed, epoch, operation) into the key of the stream.
 
-/// First operation number that belongs to Drivetrain itself (the orders); user operations are below.
+/// First operation number that belongs to Drivetrain itself (the orders); user operations are
+/// below.
 pub const OPERATION_RESERVED: u32 = 0xFFFF_0000;
 
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];

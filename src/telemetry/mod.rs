@@ -1,1 +1,11 @@
-//! Counters, spans, and where the time went.
+//! Counters and where the time went.
+//!
+//! A loader owns one [`Stages`]; every stage adds what it did with relaxed atomics, and
+//! [`Stages::report`] turns them into a [`LoaderReport`] that names the bottleneck. Nothing here
+//! locks or allocates on the per-sample path.
+
+mod report;
+mod stages;
+
+pub use report::{Bottleneck, LoaderReport, StageSeconds};
+pub use stages::{Stage, StageTimer, Stages};

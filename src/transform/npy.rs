@@ -125,7 +125,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_header_panics(text in "[-{}'(),:a-z0-9 <]{0,60}", data in prop::collection::vec(0_u8.., 0..9)) {
+        fn no_header_panics(
+            text in "[-{}'(),:a-z0-9 <]{0,60}",
+            data in prop::collection::vec(0_u8.., 0..9),
+        ) {
             let _ = tensor(npy(&text, &data), "x");
             let _ = tensor(data.into(), "x");
         }

@@ -110,7 +110,11 @@ impl Core {
             return Some(step.injected("store is halted"));
         }
         match step.action? {
-            Action::Kill => self.kill(&step.operation),
+            Action::Kill => self.kill(step),
+            // What moves no data is not there in half.
+            Action::Tear if step.operation.bytes == 0 || step.operation.op == "read" => {
+                self.kill(step)
+            }
             Action::Eio => Some(Error::Io {
                 op: step.operation.op,
                 path: step.operation.path.clone(),
@@ -136,15 +140,15 @@ impl Core {
     pub fn after<T>(&self, step: &Step, result: Result<T>) -> Result<T> {
         self.note(if result.is_ok() { "after" } else { "failed" }, &step.operation)?;
         match step.action {
-            Some(Action::KillAfter) => self.kill(&step.operation),
+            Some(Action::KillAfter) => self.kill(step),
             Some(Action::Lost) => result.and(Err(step.timeout("answer"))),
             _ => result,
         }
     }
 
     /// A real kill: nothing is flushed, no destructor runs.
-    fn kill(&self, operation: &Operation) -> ! {
-        let _ = self.note("kill", operation);
+    pub fn kill(&self, step: &Step) -> ! {
+        let _ = self.note("kill", &step.operation);
         let pid = rustix::process::getpid();
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         std::process::abort()
@@ -186,6 +190,12 @@ impl Step {
     fn bit(&self, len: usize) -> (usize, u8) {
         let spread = self.operation.number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
         (spread as usize % len.max(1), 1 << (spread % 8))
+    }
+
+    /// The half of `data` that a torn write leaves; none if this one is not torn. A read has
+    /// nothing to leave.
+    pub fn torn(&self, data: &Bytes) -> Option<Bytes> {
+        matches!(self.action, Some(Action::Tear)).then(|| data.slice(..data.len() / 2))
     }
 
     /// What is written instead of `data`.

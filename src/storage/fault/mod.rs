@@ -10,17 +10,22 @@
 //! | clause | meaning |
 //! |---|---|
 //! | `ACTION@N` | at operation number N |
-//! | `ACTION@OP` | at every operation OP: `head open read create write finish abort put_new replace list list_names delete remove_dir sync_dir`, or `any` |
-//! | `ACTION@OP:K`, `ACTION@OP:TEXT`, `ACTION@OP:TEXT:K` | at the K-th such operation, those whose path contains TEXT, or both |
-//! | `ACTION@~P:SEED` | at each operation with probability P, the same ones for the same seed |
+//! | `ACTION@OP` | at every operation of this name, or `any` |
+//! | `ACTION@OP:K` | at the K-th of them |
+//! | `ACTION@OP:TEXT`, `ACTION@OP:TEXT:K` | at those whose path contains TEXT, the K-th of them |
+//! | `ACTION@~P:SEED` | with probability P, at the same operations for the same seed |
 //! | `rank=R` | the rules hold only where the variable RANK is R |
 //! | `uri=TEXT` | only stores whose URI contains TEXT are wrapped (environment only) |
+//!
+//! Names of operations: `head open read create write finish abort put_new replace list list_names
+//! delete remove_dir sync_dir`.
 //!
 //! | action | what happens |
 //! |---|---|
 //! | `kill`, `kill-after` | SIGKILL to this process before or after the operation |
+//! | `tear` | half of the data is written, then SIGKILL; an atomic write leaves a temporary file |
 //! | `eio`, `enospc`, `timeout`, `fail` | the operation is not done and that error returned |
-//! | `halt` | this and all later operations fail: what a dead process leaves, inside a live one |
+//! | `halt` | this and all later operations fail: what a dead process leaves, in a live one |
 //! | `delay=50ms` | the operation starts later |
 //! | `truncate` | half of the data is written and success returned; a read is cut short |
 //! | `flip` | one bit of what is written or read is flipped |
@@ -28,7 +33,8 @@
 //!
 //! The environment variable `DRIVETRAIN_FAULT` holds such a script for every store that the process
 //! opens; `DRIVETRAIN_FAULT_LOG` names a file that gets a JSON line before and after each operation
-//! (`{rank}` and `{pid}` in the name are filled in). Both exist for tests and cost nothing when unset.
+//! (`{rank}` and `{pid}` in the name are filled in). Both exist for tests and cost nothing when
+//! unset.
 
 mod core;
 mod environment;
@@ -50,6 +56,9 @@ use super::{
 };
 use crate::error::Result;
 use crate::memory::Buffer;
+
+/// Name of what a torn atomic write leaves; a temporary file of the local store by its name.
+const TORN_NAME: &str = ".drivetrain-tmp-torn";
 
 /// Any store, with faults.
 #[derive(Debug)]
@@ -88,6 +97,22 @@ impl FaultStore {
         let step = self.core.before(op, path, 0).await?;
         let done = work.await;
         self.core.after(&step, done)
+    }
+
+    /// Dies in the middle of an atomic write, if the script says so: where folders exist, half of
+    /// the temporary file that the write would have renamed stays behind.
+    async fn maybe_tear(&self, step: &Step, path: &str, data: &Bytes) {
+        let Some(half) = step.torn(data) else { return };
+        if self.inner.capabilities().directories {
+            let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let temporary = format!("{folder}/{TORN_NAME}");
+            let temporary = temporary.trim_start_matches('/');
+            if let Ok(mut writer) = self.inner.create(temporary, WriteOptions::default()).await {
+                let _ = writer.write(half).await;
+                let _ = writer.finish().await;
+            }
+        }
+        self.core.kill(step)
     }
 }
 
@@ -133,6 +158,7 @@ impl Store for FaultStore {
     fn put_new<'a>(&'a self, path: &'a str, data: Bytes) -> BoxFuture<'a, Result<Version>> {
         async move {
             let step = self.core.before("put_new", path, data.len()).await?;
+            self.maybe_tear(&step, path, &data).await;
             let done = self.inner.put_new(path, step.alter(data)).await;
             self.core.after(&step, done)
         }
@@ -147,6 +173,7 @@ impl Store for FaultStore {
     ) -> BoxFuture<'a, Result<Version>> {
         async move {
             let step = self.core.before("replace", path, data.len()).await?;
+            self.maybe_tear(&step, path, &data).await;
             let done = self.inner.replace(path, step.alter(data), expected).await;
             self.core.after(&step, done)
         }
@@ -226,6 +253,10 @@ impl Writer for FaultWriter {
     fn write(&mut self, data: Bytes) -> BoxFuture<'_, Result<()>> {
         async move {
             let step: Step = self.core.before("write", &self.path, data.len()).await?;
+            if let Some(half) = step.torn(&data) {
+                let _ = self.inner.write(half).await;
+                self.core.kill(&step);
+            }
             let done = self.inner.write(step.alter(data)).await;
             self.core.after(&step, done)
         }

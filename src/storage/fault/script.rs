@@ -33,6 +33,8 @@ pub enum Action {
     Kill,
     /// SIGKILL to this process after the operation.
     KillAfter,
+    /// Half of the data is written, then SIGKILL.
+    Tear,
     /// EIO instead of the operation.
     Eio,
     /// No space instead of the operation.
@@ -162,6 +164,7 @@ fn action(text: &str) -> Option<Action> {
     Some(match text {
         "kill" => Action::Kill,
         "kill-after" => Action::KillAfter,
+        "tear" => Action::Tear,
         "eio" => Action::Eio,
         "enospc" => Action::NoSpace,
         "timeout" => Action::Timeout,

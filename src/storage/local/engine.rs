@@ -100,7 +100,6 @@ pub fn engine(choice: EngineChoice) -> Result<Arc<dyn Engine>> {
     }
 }
 
-#[allow(dead_code)] // until the probe uses it
 /// The ring if it can be had, else why not.
 pub fn uring() -> Result<Arc<UringEngine>, String> {
     current(&mut ENGINES.lock()).uring()
@@ -142,13 +141,17 @@ fn from_environment(choice: EngineChoice) -> Result<EngineChoice> {
     }
 }
 
+/// Value of sysctl `kernel.io_uring_disabled`: 0 for all, 1 for a group, 2 for nobody.
+pub fn io_uring_disabled() -> Option<i64> {
+    let value = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()?;
+    value.trim().parse().ok()
+}
+
 /// Says why io_uring was refused, telling a missing system call from a forbidden one.
 fn refusal(e: &io::Error) -> String {
-    let sysctl = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
-    let sysctl = sysctl.as_deref().map(str::trim);
-    match (e.raw_os_error(), sysctl) {
+    match (e.raw_os_error(), io_uring_disabled()) {
         (Some(libc::ENOSYS), _) => "the kernel has no io_uring (ENOSYS)".into(),
-        (Some(libc::EPERM | libc::EACCES), Some(value @ ("1" | "2"))) => {
+        (Some(libc::EPERM | libc::EACCES), Some(value @ (1 | 2))) => {
             format!("sysctl kernel.io_uring_disabled is {value} (EPERM)")
         }
         (Some(libc::EPERM | libc::EACCES), _) => {

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `engine` | chooses the engine once per process, and runs an operation on it |
 //! | `op` | what an operation is, and what short transfers mean |
-//! | `uring`, `threads` | the two engines |
+//! | `uring`, `ring` | the io_uring engine, and the loop of one ring |
+//! | `threads` | the thread-pool engine |
 //! | `file`, `writer` | ranged reads and streamed writes, direct or buffered |
 //! | `names` | object paths and listing |
 //! | `commit` | create-if-absent and replace-if-unchanged |
+//! | `probe` | what this machine offers |
 //! | `sys` | file system calls, off the async threads |
 
 use std::path::{Path, PathBuf};
@@ -32,6 +34,8 @@ mod engine;
 mod file;
 mod names;
 mod op;
+mod probe;
+mod ring;
 mod sys;
 mod threads;
 mod uring;
@@ -39,6 +43,7 @@ mod writer;
 
 pub use commit::is_temporary;
 pub use engine::{ENGINE_ENV, EngineChoice, EngineKind};
+pub use probe::{DirectReport, IoReport, probe, probe_direct};
 
 /// Default of [`LocalOptions::op_timeout`]: a disk that needs longer is broken or unmounted.
 const OP_TIMEOUT: Duration = Duration::from_mins(2);

@@ -158,6 +158,15 @@ impl Op {
     }
 }
 
+impl Op {
+    /// Fails an operation that the kernel may still be working on: its memory and file are leaked,
+    /// since nobody can tell when they may be freed.
+    pub fn fail_and_leak(self) {
+        std::mem::forget((self.work, self.file));
+        let _ = self.done.send(Err(super::engine::stopped()));
+    }
+}
+
 fn is_transient(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }

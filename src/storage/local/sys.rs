@@ -14,9 +14,13 @@ use crate::storage::{ObjectMeta, Version};
 /// What a full disk may also be called.
 const FULL: [i32; 2] = [libc::ENOSPC, libc::EDQUOT];
 
-/// Bytes that an unprivileged writer can still store on the file system of `path`; 0 if unknown.
+/// Bytes that an unprivileged writer can still store on the file system of `path`; if it does not
+/// say, as many as one likes.
 pub fn free_bytes(path: &Path) -> u64 {
-    rustix::fs::statvfs(path).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize))
+    rustix::fs::statvfs(path).map_or(u64::MAX, |s| match s.f_blocks {
+        0 => u64::MAX,
+        _ => s.f_bavail.saturating_mul(s.f_frsize),
+    })
 }
 
 /// An OS error of a write, as [`Error::NoSpace`] where it means that.

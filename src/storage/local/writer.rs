@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -45,7 +45,7 @@ pub struct LocalWriter {
 }
 
 /// Creates the file and reserves its space.
-pub fn create(path: &PathBuf, size_bytes: Option<u64>, direct: bool) -> Result<(File, bool)> {
+pub fn create(path: &Path, size_bytes: Option<u64>, direct: bool) -> Result<(File, bool)> {
     make_folders(path)?;
     let opened = sys::open_maybe_direct(path, OpenMode::CreateNew, direct);
     let (file, direct) = opened.map_err(|e| match e.kind() {
@@ -55,8 +55,7 @@ pub fn create(path: &PathBuf, size_bytes: Option<u64>, direct: bool) -> Result<(
         },
         _ => write_error("create", path, size_bytes.unwrap_or(0), e),
     })?;
-    if let Err(e) = reserve(&file, size_bytes.unwrap_or(0)) {
-        let error = write_error("reserve space for", path, size_bytes.unwrap_or(0), e);
+    if let Err(error) = reserve(&file, path, size_bytes.unwrap_or(0)) {
         drop(file);
         let _ = std::fs::remove_file(path);
         return Err(error);
@@ -64,15 +63,21 @@ pub fn create(path: &PathBuf, size_bytes: Option<u64>, direct: bool) -> Result<(
     Ok((file, direct))
 }
 
-fn reserve(file: &File, size_bytes: u64) -> std::io::Result<()> {
+fn reserve(file: &File, path: &Path, size_bytes: u64) -> Result<()> {
     use rustix::io::Errno;
     if size_bytes == 0 {
         return Ok(());
     }
+    // Asked first: a reservation that fails may fill the disk for everyone until it gives up.
+    let have_bytes = sys::free_bytes(path.parent().unwrap_or(path));
+    if have_bytes < size_bytes {
+        let path = path.display().to_string();
+        return Err(Error::NoSpace { path, need_bytes: size_bytes, have_bytes });
+    }
     match fallocate(file, FallocateFlags::empty(), 0, size_bytes) {
         // File systems that cannot reserve will tell when they are full.
         Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-        Err(e) => Err(e.into()),
+        Err(e) => Err(write_error("reserve space for", path, size_bytes, e.into())),
     }
 }
 

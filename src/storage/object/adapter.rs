@@ -147,21 +147,17 @@ impl ObjectStoreAdapter {
 
     async fn list_objects(&self, prefix: &str) -> Result<Vec<ObjectMeta>> {
         let folder = self.folder(prefix)?;
-        let listing = async {
-            let mut found = Vec::new();
-            let mut stream = self.shared.parts.store.list(folder.as_ref());
-            while let Some(object) = stream.next().await {
-                found.push(self.meta(&object?));
-                if found.len() > LIST_OBJECTS_MAX {
-                    break;
-                }
+        let mut stream = self.shared.parts.store.list(folder.as_ref());
+        let mut found = Vec::new();
+        self.shared.count();
+        // The deadline is for each page: a large bucket takes as many as it needs.
+        while let Some(object) = self.shared.within("list", prefix, stream.next()).await? {
+            let object = object.map_err(|e| self.shared.mapped("list", prefix, &e))?;
+            if found.len() == LIST_OBJECTS_MAX {
+                let expected = format!("at most {LIST_OBJECTS_MAX} objects below a prefix");
+                return Err(Error::invalid("list", expected, "more"));
             }
-            Ok(found)
-        };
-        let mut found = self.shared.run("list", prefix, listing).await?;
-        if found.len() > LIST_OBJECTS_MAX {
-            let expected = format!("at most {LIST_OBJECTS_MAX} objects below a prefix");
-            return Err(Error::invalid("list", expected, "more"));
+            found.push(self.meta(&object));
         }
         found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
@@ -193,10 +189,18 @@ fn refused(path: &str) -> Error {
     Error::invalid("object path", expected, format!("{path:?}"))
 }
 
+/// Marks a version that is not an etag, and so cannot be a condition of a request.
+const WEAK_VERSION: &str = "weak:";
+
 /// The etag, or what else tells versions apart where a store has none.
 pub(super) fn version_of(meta: &object_store::ObjectMeta) -> Version {
-    let weak = || format!("{}-{}", meta.size, meta.last_modified.timestamp_micros());
+    let weak = || format!("{WEAK_VERSION}{}-{}", meta.size, meta.last_modified.timestamp_micros());
     Version(meta.e_tag.clone().unwrap_or_else(weak))
+}
+
+/// The version as a condition, where it is an etag.
+pub(super) fn etag_of(version: &Version) -> Option<&str> {
+    Some(version.0.as_str()).filter(|version| !version.starts_with(WEAK_VERSION))
 }
 
 impl Shared {
@@ -212,6 +216,11 @@ impl Shared {
         }
     }
 
+    /// Their error as ours.
+    pub fn mapped(&self, op: &'static str, path: &str, error: &object_store::Error) -> Error {
+        map(op, &self.named(path), error, &self.parts.scrubber)
+    }
+
     /// Runs one operation with a deadline and our errors.
     pub async fn run<T>(
         &self,
@@ -220,7 +229,7 @@ impl Shared {
         future: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
         let done = self.limited(op, path, future).await?;
-        done.map_err(|e| map(op, &self.named(path), &e, &self.parts.scrubber))
+        done.map_err(|e| self.mapped(op, path, &e))
     }
 
     /// As [`Self::run`], keeping their error for callers that decide by it.
@@ -231,6 +240,15 @@ impl Shared {
         future: impl Future<Output = object_store::Result<T>>,
     ) -> Result<object_store::Result<T>> {
         self.count();
+        self.within(op, path, future).await
+    }
+
+    async fn within<T>(
+        &self,
+        op: &'static str,
+        path: &str,
+        future: impl Future<Output = T>,
+    ) -> Result<T> {
         tokio::time::timeout(OPERATION_TIMEOUT, future).await.map_err(|_| Error::Timeout {
             what: format!("{op} of {}", self.named(path)),
             waited: OPERATION_TIMEOUT,

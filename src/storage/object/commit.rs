@@ -15,8 +15,8 @@ use object_store::{
     UpdateVersion,
 };
 
-use super::adapter::{Shared, version_of};
-use super::error::{exists, map, missing, outcome_unknown};
+use super::adapter::{Shared, etag_of, version_of};
+use super::error::{exists, missing, outcome_unknown};
 use crate::error::{Error, Result};
 use crate::storage::Version;
 
@@ -64,6 +64,12 @@ impl Shared {
         data: Bytes,
         expected: &Version,
     ) -> Result<Version> {
+        if etag_of(expected).is_none() {
+            return Err(Error::Unsupported {
+                what: format!("conditional replacement of {}", self.named(path)),
+                advice: "use a store that gives objects an etag".into(),
+            });
+        }
         let (data, expected) = (&data, Some(expected));
         Conditional { shared: self, path, key, data, expected, unclear: false }.run().await
     }
@@ -129,14 +135,15 @@ impl Conditional<'_> {
     }
 
     fn mapped(&self, error: &Theirs) -> Error {
-        map(self.op(), &self.name(), error, &self.shared.parts.scrubber)
+        self.shared.mapped(self.op(), self.path, error)
     }
 
     fn mode(&self) -> PutMode {
         match self.expected {
             None => PutMode::Create,
             Some(version) => {
-                PutMode::Update(UpdateVersion { e_tag: Some(version.0.clone()), version: None })
+                let e_tag = etag_of(version).map(String::from);
+                PutMode::Update(UpdateVersion { e_tag, version: None })
             }
         }
     }

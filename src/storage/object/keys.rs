@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::storage::OptionMap;
 
 /// Options that a person sets, in `object_store`'s long spelling; shorter aliases are accepted too.
-const KNOWN: [&str; 33] = [
+const KNOWN: [&str; 34] = [
     "allow_http",
     "allow_invalid_certificates",
     "aws_access_key_id",
@@ -36,6 +36,7 @@ const KNOWN: [&str; 33] = [
     "http1_only",
     "pool_idle_timeout",
     "pool_max_idle_per_host",
+    "proxy_excludes",
     "proxy_url",
     "read_timeout",
     "timeout",

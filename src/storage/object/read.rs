@@ -8,8 +8,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{Error as Theirs, GetOptions, ObjectStore};
 
-use super::adapter::Shared;
-use super::error::map;
+use super::adapter::{Shared, etag_of};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::storage::{ObjectMeta, ReadAt};
@@ -111,7 +110,7 @@ impl Job {
         let end = offset + part.len() as u64;
         let options = GetOptions::new()
             .with_range(Some(offset..end))
-            .with_if_match(Some(self.meta.version.0.as_str()));
+            .with_if_match(etag_of(&self.meta.version));
         let answer = self.shared.parts.store.get_opts(&self.key, options).await?;
         if answer.range != (offset..end) {
             let text = format!("asked for bytes {offset}..{end}, got {:?}", answer.range);
@@ -137,7 +136,7 @@ impl Job {
                 expected: self.meta.version.0.clone(),
                 found: "another version".into(),
             },
-            _ => map("read", &self.name(), error, &self.shared.parts.scrubber),
+            _ => self.shared.mapped("read", &self.meta.path, error),
         }
     }
 }

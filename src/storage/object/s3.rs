@@ -1,8 +1,8 @@
 //! Building an S3 client: options and environment, time limits that suit large objects, counting.
 //!
-//! The crate's default of 30 s for a whole request would cut large bodies on slow links, so there is
-//! no total limit; instead a stalled connection is noticed (`read_timeout`), requests are at most one
-//! part long, and every operation of the adapter has a deadline of its own.
+//! The crate's default of 30 s for a whole request would cut large bodies on slow links, so there
+//! is no total limit; instead a stalled connection is noticed (`read_timeout`), requests are at
+//! most one part long, and every operation of the adapter has a deadline of its own.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
 };
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, RetryConfig};
+use parking_lot::Mutex;
 
 use super::adapter::{Counts, ObjectStoreAdapter, Parts};
 use super::error::{Scrubber, map};
@@ -134,14 +136,55 @@ struct CountingConnector {
 impl HttpConnector for CountingConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(CountingClient { client, counts: Arc::clone(&self.counts) }))
+        Ok(HttpClient::new(CountingClient {
+            options: options.clone(),
+            current: Mutex::new((std::process::id(), client)),
+            counts: Arc::clone(&self.counts),
+        }))
     }
 }
 
-#[derive(Debug)]
 struct CountingClient {
-    client: HttpClient,
+    options: ClientOptions,
+    current: Mutex<(u32, HttpClient)>,
     counts: Arc<Counts>,
+}
+
+impl std::fmt::Debug for CountingClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The options may hold a proxy's password.
+        f.write_str("CountingClient")
+    }
+}
+
+impl CountingClient {
+    /// The client of this process. A forked child inherits a pool of connections whose tasks did
+    /// not survive the fork and would never answer, so it makes its own and leaks that one.
+    fn client(&self) -> Result<HttpClient, HttpError> {
+        let pid = std::process::id();
+        let mut current = self.current.lock();
+        if current.0 != pid {
+            let fresh = ReqwestConnector::default()
+                .connect(&self.options)
+                .map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;
+            std::mem::forget(std::mem::replace(&mut *current, (pid, fresh)));
+        }
+        Ok(current.1.clone())
+    }
+
+    async fn counted(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        self.counts.requests.fetch_add(1, Ordering::Relaxed);
+        let answer = self.client()?.execute(request).await;
+        let repeated = match &answer {
+            Ok(response) => {
+                let status = response.status().as_u16();
+                status >= 500 || status == 429
+            }
+            Err(_) => true,
+        };
+        self.counts.retries.fetch_add(u64::from(repeated), Ordering::Relaxed);
+        answer
+    }
 }
 
 /// What `async_trait` makes of `async fn call`, which this crate does not depend on.
@@ -153,18 +196,6 @@ impl HttpService for CountingClient {
         'life0: 'async_trait,
         Self: 'async_trait,
     {
-        Box::pin(async move {
-            self.counts.requests.fetch_add(1, Ordering::Relaxed);
-            let answer = self.client.execute(request).await;
-            let repeated = match &answer {
-                Ok(response) => {
-                    let status = response.status().as_u16();
-                    status >= 500 || status == 429
-                }
-                Err(_) => true,
-            };
-            self.counts.retries.fetch_add(u64::from(repeated), Ordering::Relaxed);
-            answer
-        })
+        Box::pin(self.counted(request))
     }
 }

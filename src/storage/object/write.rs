@@ -16,7 +16,6 @@ use object_store::{MultipartUpload, ObjectStoreExt, PutPayload, UploadPart};
 use tokio::task::JoinSet;
 
 use super::adapter::Shared;
-use super::error::map;
 use crate::error::{Error, Result};
 use crate::storage::Writer;
 
@@ -169,7 +168,7 @@ impl ObjectWriter {
         let head = self.shared.parts.store.head(&self.key);
         match self.shared.run("head", &self.path, head).await {
             Ok(found) if found.size == self.written_bytes => Ok(()),
-            _ => Err(map("write", &self.name(), error, &self.shared.parts.scrubber)),
+            _ => Err(self.shared.mapped("write", &self.path, error)),
         }
     }
 

@@ -160,7 +160,11 @@ mod tests {
     proptest! {
         #[test]
         fn constant_pictures_stay_constant(
-            level in 0_u8.., w in 1_usize..70, h in 1_usize..40, ow in 1_usize..70, oh in 1_usize..40,
+            level in 0_u8..,
+            w in 1_usize..70,
+            h in 1_usize..40,
+            ow in 1_usize..70,
+            oh in 1_usize..40,
         ) {
             let out = resize(&vec![level; w * h * 4], w, h, ow, oh);
             prop_assert!(out.iter().all(|p| *p == [f32::from(level); 3]));
@@ -168,10 +172,14 @@ mod tests {
 
         #[test]
         fn agrees_with_floating_point(
-            w in 1_usize..60, h in 1_usize..30, ow in 1_usize..60, oh in 1_usize..30, seed in 0_u32..99,
+            w in 1_usize..60,
+            h in 1_usize..30,
+            ow in 1_usize..60,
+            oh in 1_usize..30,
+            seed in 0_u32..99,
         ) {
-            let pixels: Vec<u8> =
-                (0..w * h * 4).map(|i| ((i as u32).wrapping_mul(2654435761).wrapping_add(seed * 97) >> 13) as u8).collect();
+            let level = |i: usize| (i as u32).wrapping_mul(2654435761).wrapping_add(seed * 97);
+            let pixels: Vec<u8> = (0..w * h * 4).map(|i| (level(i) >> 13) as u8).collect();
             let out = resize(&pixels, w, h, ow, oh);
             let triangle = |src: usize, dst: usize, i: usize, k: usize| {
                 let scale = src as f64 / dst as f64;

@@ -1,0 +1,327 @@
+//! The checkpointer: stages in the caller's thread, writes and commits in one thread of its own.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam::channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::commit::{self, Job, Place};
+use super::handle::SaveHandle;
+use super::layout::{RollLimits, plan_files, step_dir};
+use super::meet::{FileMeet, Meet, Room, Tick, draw};
+use super::plan::{TensorIn, plan};
+use super::read::{self, OpenStep, Problem};
+use super::retain::{self, Keep};
+use super::snapshot::{SlotPlace, Slots, Staged, image_starts, stage};
+use crate::error::{Error, Result};
+use crate::memory::Slot;
+use crate::runtime::block_on;
+use crate::storage::Store;
+
+/// Saves that may wait for the writer; more would need more slots.
+const QUEUE_MAX: usize = 2;
+
+/// Settings of a [`Checkpointer`].
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Keep the newest this many steps; `None` keeps all.
+    pub keep_last: Option<u32>,
+    /// Besides, keep every step that this divides.
+    pub keep_every: Option<i64>,
+    /// Longest wait for another rank or a free staging slot.
+    pub timeout: Duration,
+    /// Names this run's staging slots; default is the process id.
+    pub run_id: Option<String>,
+    /// Folder of staging slots; default is `$DRIVETRAIN_SHM_DIR`, then `/dev/shm`.
+    pub shm_dir: Option<PathBuf>,
+    /// Trust that no one else writes here, on a store without create-if-absent.
+    pub single_writer: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            keep_last: None,
+            keep_every: None,
+            timeout: Duration::from_mins(10),
+            run_id: None,
+            shm_dir: None,
+            single_writer: false,
+        }
+    }
+}
+
+/// How one save is made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SaveOptions {
+    /// Replace a committed step.
+    pub overwrite: bool,
+}
+
+type Work = (Job, SaveHandle);
+
+struct Writer {
+    queue: Sender<Work>,
+    thread: JoinHandle<()>,
+}
+
+/// Saves and restores the steps of one checkpoint root, on one rank.
+pub struct Checkpointer {
+    place: Arc<Place>,
+    slots: Arc<Slots>,
+    writer: Mutex<Option<Writer>>,
+    stopping: Arc<AtomicBool>,
+    saves: AtomicU64,
+    agreements: AtomicU64,
+    pid: u32,
+}
+
+impl Checkpointer {
+    /// A checkpointer for `rank` of `world_size` ranks that meet in `meet`, or through files in
+    /// the root. Refuses a root that cannot be written or lacks create-if-absent.
+    pub fn new(
+        store: Arc<dyn Store>,
+        rank: u32,
+        world_size: u32,
+        options: Options,
+        meet: Option<Arc<dyn Meet>>,
+    ) -> Result<Self> {
+        if rank >= world_size {
+            return Err(Error::invalid("rank", format!("below world_size {world_size}"), rank));
+        }
+        let keep = Keep::new(options.keep_last, options.keep_every)?;
+        block_on(probe(store.as_ref(), options.single_writer))??;
+        let root_hash = xxh3_64(store.uri().as_bytes());
+        let prefix = format!("drivetrain-{root_hash:016x}");
+        let slots = SlotPlace::new(options.shm_dir, root_hash, options.run_id.as_deref(), rank);
+        let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
+        let room = Room::new(meet, prefix, rank, world_size, options.timeout);
+        Ok(Self {
+            place: Arc::new(Place { store, room, keep }),
+            slots: Arc::new(Slots::new(slots)),
+            writer: Mutex::new(None),
+            stopping: Arc::default(),
+            saves: AtomicU64::new(0),
+            agreements: AtomicU64::new(0),
+            pid: std::process::id(),
+        })
+    }
+
+    /// Stages the tensors and returns; writing and committing go on in the background.
+    ///
+    /// All ranks call it with the same step, in the same order. `state_json` must be equal on all
+    /// ranks, `per_rank_json` is this rank's own.
+    pub fn save(
+        &self,
+        step: i64,
+        tensors: &[TensorIn<'_>],
+        state_json: &str,
+        per_rank_json: &str,
+        options: SaveOptions,
+    ) -> Result<SaveHandle> {
+        let started = Instant::now();
+        self.check_process()?;
+        step_dir(step)?;
+        let room = &self.place.room;
+        let plan = plan(room.rank, room.world_size, tensors)?;
+        let images = plan_files(room.rank, &plan.pieces, RollLimits::default())?;
+        let (_, bytes) = image_starts(&images);
+        let mut slot: Slot = self.slots.acquire(bytes, room.deadline())?;
+        if let Err(e) = stage(&mut slot, &images, &plan.pieces, tensors) {
+            self.slots.give_back(slot);
+            return Err(e);
+        }
+        let job = Job {
+            step,
+            op: self.saves.fetch_add(1, Ordering::Relaxed),
+            images,
+            pieces: plan.pieces,
+            groups: plan.groups.into_iter().collect(),
+            staged: Staged::new(slot),
+            state_json: state_json.into(),
+            per_rank_json: per_rank_json.into(),
+            overwrite: options.overwrite,
+        };
+        let handle = SaveHandle::new(step, started.elapsed());
+        self.enqueue(job, handle.clone())?;
+        Ok(handle)
+    }
+
+    fn enqueue(&self, job: Job, handle: SaveHandle) -> Result<()> {
+        let mut writer = self.writer.lock();
+        let writer = match writer.as_ref() {
+            Some(writer) => writer,
+            None => writer.insert(self.start_writer()?),
+        };
+        writer.queue.send((job, handle)).map_err(|_| self.closed())
+    }
+
+    fn start_writer(&self) -> Result<Writer> {
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(self.closed());
+        }
+        let (queue, work) = bounded(QUEUE_MAX);
+        let (place, slots) = (Arc::clone(&self.place), Arc::clone(&self.slots));
+        let stopping = Arc::clone(&self.stopping);
+        let thread = thread::Builder::new()
+            .name("drivetrain-save".into())
+            .spawn(move || write_jobs(&place, &slots, &work, &stopping))
+            .map_err(|e| Error::io("start thread", "drivetrain-save", e))?;
+        Ok(Writer { queue, thread })
+    }
+
+    fn closed(&self) -> Error {
+        Error::Closed { what: format!("the checkpointer of {}", self.place.store.uri()) }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if std::process::id() == self.pid {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "a Checkpointer in a forked child".into(),
+            advice: "create it in the process that uses it, or start children with spawn".into(),
+        })
+    }
+
+    /// Makes and touches staging memory for states of about `bytes`, so that the first save stops
+    /// the trainer no longer than later ones.
+    pub fn prepare(&self, bytes: usize) {
+        self.slots.prepare(bytes, 2);
+    }
+
+    /// Why states are staged in private memory, which does not outlive a killed process; `None`
+    /// while they are staged in shared memory.
+    pub fn private_reason(&self) -> Option<String> {
+        self.slots.private_reason()
+    }
+
+    /// Committed steps, ascending.
+    pub fn steps(&self) -> Result<Vec<i64>> {
+        block_on(retain::committed(self.place.store.as_ref()))?
+    }
+
+    /// Newest first: each committed step, and why it cannot be restored if it cannot.
+    pub fn candidates(&self) -> Result<Vec<(i64, Option<String>)>> {
+        read::candidates(&self.place.store)
+    }
+
+    /// Opens a committed step for reading.
+    pub fn open(&self, step: i64) -> Result<OpenStep> {
+        read::open_step(&self.place.store, step)
+    }
+
+    /// Reads every byte of a step and reports what is wrong.
+    pub fn verify(&self, step: i64) -> Result<Vec<Problem>> {
+        read::verify_step(&self.place.store, step)
+    }
+
+    /// Every rank's `payload`, in rank order. All ranks call it in the same order with the same
+    /// `tag`; whoever is missing at the deadline is named on all ranks.
+    pub fn agree(&self, tag: &str, payload: &str, tick: Tick<'_>) -> Result<Vec<String>> {
+        self.check_process()?;
+        let op = self.agreements.fetch_add(1, Ordering::Relaxed);
+        super::agree::agree(&self.place.room, op, tag, payload, tick)
+    }
+
+    /// Waits at most the timeout for running saves, then stops the writer.
+    pub fn close(&self) -> Result<()> {
+        if std::process::id() != self.pid {
+            return Ok(());
+        }
+        let Some(writer) = self.writer.lock().take() else { return Ok(()) };
+        drop(writer.queue);
+        let timeout = self.place.room.timeout;
+        let deadline = Instant::now() + timeout;
+        while !writer.thread.is_finished() {
+            if Instant::now() >= deadline {
+                self.stopping.store(true, Ordering::Release);
+                return Err(Error::Timeout {
+                    what: "the last saves of the checkpointer".into(),
+                    waited: timeout,
+                    advice: "they were told to stop; nothing they had not committed will be".into(),
+                });
+            }
+            thread::sleep(CLOSE_POLL);
+        }
+        let _ = writer.thread.join();
+        self.slots.remove_free();
+        self.place.room.leave()
+    }
+}
+
+/// Pause between looks while closing.
+const CLOSE_POLL: Duration = Duration::from_millis(5);
+
+impl std::fmt::Debug for Checkpointer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Checkpointer({})", self.place.store.uri())
+    }
+}
+
+impl Drop for Checkpointer {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Release);
+        // The writer ends by itself when the queue is gone and the save in work has stopped.
+        drop(self.writer.lock().take());
+    }
+}
+
+/// The writer thread: one save after the other, in order.
+fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &AtomicBool) {
+    for (job, handle) in work {
+        let mut tick = || {
+            if stopping.load(Ordering::Acquire) {
+                let what = format!("the save of step {}", job.step);
+                return Err(Error::Closed { what });
+            }
+            Ok(())
+        };
+        let outcome = commit::run(place, &job, &mut tick);
+        let (staged, tidy) = (job.staged.clone(), commit::Tidy::of(&job));
+        drop(job);
+        slots.release(staged);
+        handle.finish(outcome);
+        if let Err(error) = commit::tidy(place, tidy) {
+            tracing::warn!(%error, "meeting keys of a finished save could not be deleted");
+        }
+    }
+}
+
+/// Shows that the root can be written, and that create-if-absent means it.
+async fn probe(store: &dyn Store, single_writer: bool) -> Result<()> {
+    let path = format!(".drivetrain-probe-{:016x}", draw());
+    let body = Bytes::from_static(b"probe");
+    store.put_new(&path, body.clone()).await.map_err(|e| unwritable(store, e))?;
+    let second = store.put_new(&path, body).await;
+    store.delete(&path).await?;
+    match second {
+        Err(Error::AlreadyExists { .. }) => Ok(()),
+        Err(e) => Err(e),
+        Ok(_) if single_writer => Ok(()),
+        Ok(_) => Err(Error::Unsupported {
+            what: format!("committing to {}, which accepts two creations of one name", store.uri()),
+            advice: "use a store with conditional puts, or pass single_writer=True if no other \
+                     job writes here"
+                .into(),
+        }),
+    }
+}
+
+fn unwritable(store: &dyn Store, error: Error) -> Error {
+    match error {
+        Error::Io { op, path, source, .. } => Error::Io {
+            op,
+            path,
+            source,
+            advice: format!("the checkpoint root {} must be a writable folder", store.uri()),
+        },
+        other => other,
+    }
+}

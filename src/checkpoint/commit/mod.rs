@@ -1,0 +1,109 @@
+//! From a staged slot to a committed step.
+//!
+//! ```text
+//! every rank                      rank 0
+//! data files, fsync
+//! "part": rows, files, state  →   gathers; names who is missing or differs
+//!                                 proves that the rows cover every tensor exactly once
+//!                                 tensors.arrow; fsync <attempt>/, step-…/, root
+//!                                 manifest, create-if-absent        ← the commit
+//! result                      ←   "verdict"
+//! ```
+//!
+//! A failure anywhere before the manifest removes what this save wrote; older steps are not touched
+//! by a save at all. A rank that hears no verdict removes nothing: rank 0 may have committed.
+
+mod follow;
+mod judge;
+mod lead;
+mod messages;
+mod publish;
+mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::layout::{FileImage, Piece, attempt_dir, join, step_dir};
+use super::meet::Room;
+use super::plan::Group;
+use super::retain::Keep;
+use super::snapshot::Staged;
+use crate::error::Result;
+use crate::storage::Store;
+
+pub use lead::{Tidy, tidy};
+
+/// What the ranks of a checkpointer share for all their saves.
+#[derive(Debug)]
+pub struct Place {
+    /// The checkpoint root.
+    pub store: Arc<dyn Store>,
+    /// Where the ranks meet.
+    pub room: Room,
+    /// What to keep after a commit.
+    pub keep: Keep,
+}
+
+/// A staged save that waits for its turn.
+#[derive(Debug)]
+pub struct Job {
+    /// The step.
+    pub step: i64,
+    /// Number of this save call, the same on all ranks.
+    pub op: u64,
+    /// What this rank writes.
+    pub images: Vec<FileImage>,
+    /// The pieces that the images place.
+    pub pieces: Vec<Piece>,
+    /// Replicated tensors, for the comparison of the ranks' lists.
+    pub groups: Vec<(Vec<u32>, Group)>,
+    /// The images' bytes.
+    pub staged: Staged,
+    /// State that must be equal on all ranks: JSON.
+    pub state_json: String,
+    /// State of this rank: JSON.
+    pub per_rank_json: String,
+    /// Whether a committed step may be replaced.
+    pub overwrite: bool,
+}
+
+/// Where one save call writes.
+#[derive(Debug, Clone)]
+pub struct Folders {
+    /// `step-00001000`.
+    pub step: String,
+    /// `a-0123456789abcdef`.
+    pub attempt: String,
+    /// Both, joined.
+    pub path: String,
+}
+
+impl Folders {
+    /// The folders of save call `op` of `session`; the same on all ranks, and of no other call.
+    pub fn new(step: i64, session: u64, op: u64) -> Result<Self> {
+        let id = xxhash_rust::xxh3::xxh3_64(format!("{session:016x} {op}").as_bytes());
+        let (step, attempt) = (step_dir(step)?, attempt_dir(id));
+        let path = join(&step, &attempt);
+        Ok(Self { step, attempt, path })
+    }
+}
+
+impl Job {
+    /// Name of the meeting for this save.
+    fn meeting(&self) -> String {
+        meeting(self.op)
+    }
+}
+
+fn meeting(op: u64) -> String {
+    format!("save-{op}")
+}
+
+/// Writes and commits; returns when this rank knows the outcome.
+pub fn run(place: &Place, job: &Job, tick: super::meet::Tick<'_>) -> Result<()> {
+    if place.room.rank == 0 { lead::run(place, job, tick) } else { follow::run(place, job, tick) }
+}
+
+/// How long rank 0 waits until it can see the other ranks' files: close-to-open file systems show
+/// them late.
+const VISIBLE_WAIT: Duration = Duration::from_secs(10);

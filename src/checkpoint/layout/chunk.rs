@@ -1,0 +1,86 @@
+//! One row of `tensors.arrow`: where a rectangle of a tensor lies, and its checksum.
+
+use super::dtype::{Dtype, elements, shape_bytes};
+use crate::checkpoint::rects::Rect;
+use crate::error::{Error, Result};
+
+/// Codec of bytes stored as they are in memory.
+pub const RAW_CODEC: &str = "raw";
+
+/// A stored piece of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// Compact JSON array of keys; int keys stay ints.
+    pub path: String,
+    /// Name of the entry in the rank file.
+    pub entry: String,
+    /// safetensors' name of the element type.
+    pub dtype: String,
+    /// Shape of the whole tensor, in elements.
+    pub shape: Vec<i64>,
+    /// Where the rectangle starts, in elements per dimension.
+    pub offsets: Vec<i64>,
+    /// How far the rectangle reaches, in elements per dimension.
+    pub extent: Vec<i64>,
+    /// Instead of a rectangle: start and length in the flattened tensor, in elements.
+    pub flat: Option<(i64, i64)>,
+    /// File, relative to the folder of the manifest.
+    pub file: String,
+    /// Offset of the stored bytes from the start of the file.
+    pub start: u64,
+    /// Stored bytes.
+    pub length: u64,
+    /// CRC-32C of the stored bytes.
+    pub crc32c: u32,
+    /// How the bytes are stored: `raw` or `planes-zstd`.
+    pub codec: String,
+    /// The step whose folder holds the file, if it is another one.
+    pub step_ref: Option<i64>,
+}
+
+impl Chunk {
+    /// The rectangle.
+    pub fn rect(&self) -> Rect {
+        Rect { offsets: self.offsets.clone(), extent: self.extent.clone() }
+    }
+
+    /// Checks that the row's numbers agree with each other and that this version can read it.
+    /// `named_in` is the table's file name for the message.
+    pub fn check(&self, named_in: &str) -> Result<Dtype> {
+        let bad = |expected: &str, found: String| {
+            Err(Error::corrupt(
+                format!("{named_in}, tensor {}", self.path),
+                0,
+                expected,
+                found,
+                "use an older step",
+            ))
+        };
+        super::check_relative(&self.file, named_in)?;
+        let Ok(dtype) = Dtype::named(&self.dtype) else {
+            return bad("a known dtype", self.dtype.clone());
+        };
+        if self.codec != RAW_CODEC || self.flat.is_some() || self.step_ref.is_some() {
+            return Err(Error::Unsupported {
+                what: format!("chunk of tensor {} with codec {}", self.path, self.codec),
+                advice: "read this checkpoint with a newer version".into(),
+            });
+        }
+        if self.start.checked_add(self.length).is_none() {
+            return bad("a byte range", format!("start {} length {}", self.start, self.length));
+        }
+        if elements(&self.shape).is_none() || !self.rect().is_inside(&self.shape) {
+            return bad(
+                "a rectangle inside the tensor",
+                format!("offsets {:?} extent {:?} in {:?}", self.offsets, self.extent, self.shape),
+            );
+        }
+        if shape_bytes(&self.extent, dtype) != Some(self.length) {
+            return bad(
+                "the bytes of the extent",
+                format!("{} bytes for {:?} of {}", self.length, self.extent, self.dtype),
+            );
+        }
+        Ok(dtype)
+    }
+}

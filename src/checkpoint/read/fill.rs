@@ -1,0 +1,256 @@
+//! Fills tensors from chunks: few threads, each with a few large reads in flight; whoever receives
+//! a window computes its checksum and copies it into place while it is in the cache.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use parking_lot::Mutex;
+
+use super::windows::{Wanted, Window, windows};
+use super::{OLDER, OpenStep};
+use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join, shape_bytes};
+use crate::checkpoint::rects::{Rect, Runs, prove_cover};
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use crate::runtime::block_on;
+use crate::storage::{OpenOptions, ReadAt};
+
+/// Threads that read, check and copy.
+const THREADS_MAX: usize = 4;
+/// Reads in flight per thread.
+const DEPTH: usize = 4;
+
+/// A rectangle of a tensor to be filled.
+#[derive(Debug)]
+pub struct Target<'a> {
+    /// Compact JSON array of keys.
+    pub path: String,
+    /// safetensors' name of the element type; must be the stored one.
+    pub dtype: String,
+    /// Shape of the whole tensor; must be the stored one.
+    pub shape: Vec<i64>,
+    /// What to fill.
+    pub rect: Rect,
+    /// Row-major memory of the rectangle.
+    pub data: &'a mut [u8],
+}
+
+/// Memory of a target as the reading threads see it.
+struct Memory {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the coverage proof gives every byte of a target to exactly one chunk, every byte of a
+// chunk to exactly one window, and every window to one thread, so no byte has two writers.
+unsafe impl Send for Memory {}
+// SAFETY: as above; nobody reads targets while they are filled.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn write(&self, at: u64, from: &[u8]) {
+        let at = at as usize;
+        if at.checked_add(from.len()).is_none_or(|end| end > self.len) {
+            debug_assert!(false, "run outside its target");
+            return;
+        }
+        // SAFETY: the range was just checked; no other thread has it (see `Send`).
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.start.add(at), from.len()) }
+    }
+}
+
+/// A chunk that is read, and where its bytes go.
+struct Need<'s> {
+    chunk: &'s Chunk,
+    uses: Vec<(usize, Runs)>,
+    /// Checksums of the parts seen so far, by their start.
+    sums: Mutex<BTreeMap<u64, (u32, u64)>>,
+}
+
+pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>) -> Result<()> {
+    let needs = needs(step, &targets)?;
+    let memory: Vec<_> = targets
+        .into_iter()
+        .map(|t| Memory { start: t.data.as_mut_ptr(), len: t.data.len() })
+        .collect();
+    let mut by_file: BTreeMap<&str, Vec<Wanted>> = BTreeMap::new();
+    for (id, need) in needs.iter().enumerate() {
+        let (start, length) = (need.chunk.start, need.chunk.length);
+        let list = by_file.entry(&need.chunk.file).or_default();
+        list.push(Wanted { id, start, end: start + length });
+    }
+    let names: Vec<&str> = by_file.keys().copied().collect();
+    let files = block_on(open_files(step, &names))??;
+    let windows: Vec<Window> =
+        by_file.into_values().enumerate().flat_map(|(i, wanted)| windows(i, wanted)).collect();
+    let crew = Crew {
+        needs: &needs,
+        memory: &memory,
+        files: &files,
+        windows: &windows,
+        next: AtomicUsize::new(0),
+        stop: AtomicBool::new(false),
+        error: Mutex::new(None),
+    };
+    crew.run();
+    if let Some(error) = crew.error.into_inner() {
+        return Err(error);
+    }
+    needs.iter().try_for_each(|need| check_sum(step, need))
+}
+
+/// Which chunks the targets need, after proving that they cover each target exactly once.
+fn needs<'s>(step: &'s OpenStep, targets: &[Target<'_>]) -> Result<Vec<Need<'s>>> {
+    let mut needs: BTreeMap<(&str, usize), Need<'s>> = BTreeMap::new();
+    for (t, target) in targets.iter().enumerate() {
+        let Some((path, chunks)) = step.tensors.get_key_value(&target.path) else {
+            return Err(Error::NotFound {
+                what: format!("tensor {} in step {}", target.path, step.manifest.step),
+                advice: "compare the names with `drivetrain ckpt inspect`".into(),
+            });
+        };
+        let dtype = check_target(target, &chunks[0])?;
+        let rects: Vec<_> = chunks.iter().map(Chunk::rect).collect();
+        prove_cover(&target.rect, &rects).map_err(|fault| {
+            let list =
+                |rects: &[Rect]| rects.iter().map(Rect::describe).collect::<Vec<_>>().join(" ");
+            let found =
+                format!("missing {}; more than once {}", list(&fault.missing), list(&fault.twice));
+            let file = format!("{}, tensor {}", step.folder, target.path);
+            Error::corrupt(file, 0, "each element in exactly one chunk", found, OLDER)
+        })?;
+        for (c, chunk) in chunks.iter().enumerate() {
+            let Some(runs) = Runs::between(&rects[c], &target.rect, dtype.bytes) else { continue };
+            needs
+                .entry((path, c))
+                .or_insert_with(|| Need { chunk, uses: Vec::new(), sums: Mutex::default() })
+                .uses
+                .push((t, runs));
+        }
+    }
+    Ok(needs.into_values().collect())
+}
+
+fn check_target(target: &Target<'_>, stored: &Chunk) -> Result<Dtype> {
+    let dtype = Dtype::named(&target.dtype)?;
+    let what = || format!("tensor {}", target.path);
+    if (&target.dtype, &target.shape) != (&stored.dtype, &stored.shape) {
+        let expected = format!("{} {:?} as stored", stored.dtype, stored.shape);
+        return Err(Error::invalid(
+            what(),
+            expected,
+            format!("{} {:?}", target.dtype, target.shape),
+        ));
+    }
+    let bytes = shape_bytes(&target.rect.extent, dtype);
+    if !target.rect.is_inside(&target.shape) || bytes != Some(target.data.len() as u64) {
+        let found = format!("{} bytes for {}", target.data.len(), target.rect.describe());
+        return Err(Error::invalid(what(), "memory for a rectangle inside the tensor", found));
+    }
+    Ok(dtype)
+}
+
+async fn open_files(step: &OpenStep, names: &[&str]) -> Result<Vec<Arc<dyn ReadAt>>> {
+    let mut files = Vec::new();
+    for name in names {
+        let path = join(&step.folder, name);
+        files.push(step.store.open(&path, OpenOptions { direct: true }).await?);
+    }
+    Ok(files)
+}
+
+/// What the reading threads share.
+struct Crew<'a> {
+    needs: &'a [Need<'a>],
+    memory: &'a [Memory],
+    files: &'a [Arc<dyn ReadAt>],
+    windows: &'a [Window],
+    next: AtomicUsize,
+    stop: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Crew<'_> {
+    fn run(&self) {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores.min(THREADS_MAX).min(self.windows.len().div_ceil(DEPTH));
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // Without the thread the others do its work.
+                let _ = thread::Builder::new()
+                    .name("drivetrain-restore".into())
+                    .spawn_scoped(scope, || self.work());
+            }
+            self.work();
+        });
+    }
+
+    fn work(&self) {
+        let result = block_on(self.read_windows());
+        if let Err(error) | Ok(Err(error)) = result {
+            self.stop.store(true, Ordering::Relaxed);
+            self.error.lock().get_or_insert(error);
+        }
+    }
+
+    async fn read_windows(&self) -> Result<()> {
+        let mut reads = FuturesUnordered::new();
+        let mut spare: Vec<Buffer> = Vec::new();
+        loop {
+            while reads.len() < DEPTH
+                && !self.stop.load(Ordering::Relaxed)
+                && let Some(window) = self.windows.get(self.next.fetch_add(1, Ordering::Relaxed))
+            {
+                let len = (window.end - window.start) as usize;
+                let fits = spare.iter().position(|b| b.capacity() >= len);
+                let mut buf = match fits {
+                    Some(i) => spare.swap_remove(i),
+                    None => Buffer::heap(len),
+                };
+                buf.set_len(len);
+                let read = self.files[window.file].read_at(window.start, buf);
+                reads.push(async move { (window, read.await) });
+            }
+            let Some((window, read)) = reads.next().await else { return Ok(()) };
+            let buf = read?;
+            self.deliver(window, &buf);
+            spare.push(buf);
+        }
+    }
+
+    fn deliver(&self, window: &Window, bytes: &[u8]) {
+        for part in &window.parts {
+            let need = &self.needs[part.id];
+            let from = (part.start - window.start) as usize;
+            let part_bytes = &bytes[from..from + (part.end - part.start) as usize];
+            let sum = (crc32c(part_bytes), part_bytes.len() as u64);
+            need.sums.lock().insert(part.start, sum);
+            let (low, high) = (part.start - need.chunk.start, part.end - need.chunk.start);
+            for (target, runs) in &need.uses {
+                runs.within(low, high, |source, at, len| {
+                    let source = (source - low) as usize;
+                    self.memory[*target].write(at, &part_bytes[source..source + len as usize]);
+                });
+            }
+        }
+    }
+}
+
+fn check_sum(step: &OpenStep, need: &Need<'_>) -> Result<()> {
+    let sums = need.sums.lock();
+    let found = sums.values().fold(0, |sum, &(part, bytes)| crc32c_join(sum, part, bytes));
+    if found == need.chunk.crc32c {
+        return Ok(());
+    }
+    Err(Error::corrupt(
+        format!("{}, tensor {}", join(&step.folder, &need.chunk.file), need.chunk.path),
+        need.chunk.start,
+        format!("crc32c {:08x}", need.chunk.crc32c),
+        format!("{found:08x}"),
+        OLDER,
+    ))
+}

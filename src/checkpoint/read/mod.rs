@@ -1,0 +1,191 @@
+//! From a committed step back to tensors: what may be restored, opening, filling, verifying.
+
+mod fill;
+mod verify;
+mod windows;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::io::read_all;
+use super::layout::{
+    Chunk, MANIFEST, Manifest, TENSORS, crc32c, decode_table, join, parse_step_dir, step_dir,
+};
+use crate::error::{Error, Result};
+use crate::runtime::block_on;
+use crate::storage::Store;
+
+pub use fill::Target;
+pub use verify::Problem;
+
+const OLDER: &str = "use an older step";
+
+/// A committed step whose manifest, sizes and table of chunks are in order.
+#[derive(Debug)]
+pub struct OpenStep {
+    store: Arc<dyn Store>,
+    /// Folder of the manifest, relative to the store's root.
+    folder: String,
+    manifest: Manifest,
+    /// Chunks by tensor path.
+    tensors: BTreeMap<String, Vec<Chunk>>,
+}
+
+/// Newest first: each step with a manifest, and why it cannot be restored if it cannot.
+/// Checksums of data are not read here; they are verified while restoring.
+pub fn candidates(store: &Arc<dyn Store>) -> Result<Vec<(i64, Option<String>)>> {
+    block_on(async {
+        let mut found = Vec::new();
+        let names = store.list_names("").await?;
+        let mut steps: Vec<_> = names.iter().filter_map(|n| parse_step_dir(n)).collect();
+        steps.sort_unstable();
+        for step in steps.into_iter().rev() {
+            match checked_manifest(store.as_ref(), &step_dir(step)?).await {
+                Ok(_) => found.push((step, None)),
+                Err(Error::NotFound { .. }) => {}
+                Err(e) => found.push((step, Some(e.to_string()))),
+            }
+        }
+        Ok(found)
+    })?
+}
+
+/// The manifest of a folder, whose seal holds and whose files all have the right size.
+/// [`Error::NotFound`] only if there is no manifest.
+async fn checked_manifest(store: &dyn Store, folder: &str) -> Result<Manifest> {
+    let path = join(folder, MANIFEST);
+    let manifest = Manifest::decode(&read_all(store, &path).await?, &path)?;
+    if let Some(step) = folder.rsplit('/').next().and_then(parse_step_dir)
+        && step != manifest.step
+    {
+        let (expected, found) = (format!("step {step}"), format!("step {}", manifest.step));
+        return Err(Error::corrupt(path, 0, expected, found, OLDER));
+    }
+    let prefix = join(folder, &manifest.attempt);
+    let listed = store.list(&prefix).await?;
+    let sizes: BTreeMap<_, _> = listed.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
+    for file in &manifest.files {
+        let path = join(folder, &file.path);
+        let found = match sizes.get(path.as_str()) {
+            Some(&size) if size == file.size_bytes => continue,
+            Some(&size) => (size, format!("{size} bytes")),
+            None => (0, "no such file".into()),
+        };
+        return Err(Error::corrupt(path, found.0, bytes(file.size_bytes), found.1, OLDER));
+    }
+    Ok(manifest)
+}
+
+fn bytes(n: u64) -> String {
+    format!("{n} bytes")
+}
+
+/// Opens a step of a checkpoint root.
+pub fn open_step(store: &Arc<dyn Store>, step: i64) -> Result<OpenStep> {
+    let folder = step_dir(step)?;
+    match open_folder(store, &folder) {
+        Err(Error::NotFound { .. }) => Err(Error::NotFound {
+            what: format!("committed step {step} in {}", store.uri()),
+            advice: "steps() lists the committed ones".into(),
+        }),
+        other => other,
+    }
+}
+
+/// Opens the folder that holds a manifest (`""` for the root itself).
+pub fn open_folder(store: &Arc<dyn Store>, folder: &str) -> Result<OpenStep> {
+    block_on(async {
+        let manifest = checked_manifest(store.as_ref(), folder).await?;
+        let name = join(&manifest.attempt, TENSORS);
+        let path = join(folder, &name);
+        let Some(record) = manifest.file(&name) else {
+            return Err(Error::corrupt(path, 0, "a table of chunks", "none named", OLDER));
+        };
+        let table = match read_all(store.as_ref(), &path).await {
+            Err(Error::NotFound { .. }) => {
+                let expected = bytes(record.size_bytes);
+                return Err(Error::corrupt(path, 0, expected, "no such file", OLDER));
+            }
+            other => other?,
+        };
+        let found = format!("{:08x}", crc32c(&table));
+        if found != record.crc32c {
+            let expected = format!("crc32c {}", record.crc32c);
+            return Err(Error::corrupt(path, 0, expected, found, OLDER));
+        }
+        let tensors = by_tensor(decode_table(&table, &path)?, &manifest, &path)?;
+        Ok(OpenStep { store: Arc::clone(store), folder: folder.into(), manifest, tensors })
+    })?
+}
+
+/// Sorts the rows by tensor after checking each against itself, its file and its siblings.
+fn by_tensor(
+    chunks: Vec<Chunk>,
+    manifest: &Manifest,
+    table: &str,
+) -> Result<BTreeMap<String, Vec<Chunk>>> {
+    let sizes: BTreeMap<_, _> =
+        manifest.files.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
+    let mut tensors: BTreeMap<String, Vec<Chunk>> = BTreeMap::new();
+    for chunk in chunks {
+        chunk.check(table)?;
+        let end = chunk.start + chunk.length;
+        let known = sizes.get(chunk.file.as_str());
+        let siblings = tensors.entry(chunk.path.clone()).or_default();
+        let sibling = siblings.first();
+        let alike = sibling.is_none_or(|s| (&s.shape, &s.dtype) == (&chunk.shape, &chunk.dtype));
+        if known.is_none_or(|&size| end > size) || !alike {
+            return Err(Error::corrupt(
+                format!("{table}, tensor {}", chunk.path),
+                0,
+                "a range of a named file, and one shape and dtype per tensor",
+                format!("{} {}..{end}, {} {:?}", chunk.file, chunk.start, chunk.dtype, chunk.shape),
+                OLDER,
+            ));
+        }
+        siblings.push(chunk);
+    }
+    Ok(tensors)
+}
+
+impl OpenStep {
+    /// The manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// All tensors, by path.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[Chunk])> {
+        self.tensors.iter().map(|(path, chunks)| (path.as_str(), chunks.as_slice()))
+    }
+
+    /// JSON of a rank's own state; `None` for a rank that did not exist.
+    pub fn per_rank_json(&self, rank: u32) -> Option<&str> {
+        self.manifest.per_rank_json.get(rank as usize).map(String::as_str)
+    }
+
+    /// Fills the targets, verifying the checksum of every chunk it reads. All elements of each
+    /// target come from exactly one chunk, or nothing is filled and the error names the tensor and
+    /// ranges. After a checksum error targets may be partly overwritten.
+    pub fn read_into(&self, targets: Vec<Target<'_>>) -> Result<()> {
+        fill::fill(self, targets)
+    }
+
+    /// Reads every byte and reports what is wrong; empty if nothing is.
+    pub fn verify(&self) -> Result<Vec<Problem>> {
+        block_on(verify::verify(self))?
+    }
+}
+
+/// Verifies a step that may not even open: manifest and table problems are reported, not raised.
+pub fn verify_step(store: &Arc<dyn Store>, step: i64) -> Result<Vec<Problem>> {
+    match open_step(store, step) {
+        Ok(open) => open.verify(),
+        Err(Error::Corrupt { file, expected, found, offset, .. }) => Ok(vec![Problem {
+            file,
+            tensor: String::new(),
+            reason: format!("expected {expected}, found {found} at byte {offset}"),
+        }]),
+        Err(e) => Err(e),
+    }
+}

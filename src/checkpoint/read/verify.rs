@@ -1,0 +1,151 @@
+//! Reads every byte of a step once and compares checksums of files, headers and chunks.
+
+use std::collections::BTreeMap;
+
+use crc_fast::{CrcAlgorithm, Digest};
+
+use super::OpenStep;
+use crate::checkpoint::layout::{Chunk, FileRecord, crc32c_join, join};
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use crate::storage::OpenOptions;
+
+/// Bytes per read.
+const READ_BYTES: u64 = 8 << 20;
+
+/// Something wrong in a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The file.
+    pub file: String,
+    /// The tensor's path, or `""` if the problem is not in one.
+    pub tensor: String,
+    /// What was expected and what was found.
+    pub reason: String,
+}
+
+/// A stretch of a file whose checksum is known.
+struct Stretch<'a> {
+    length: u64,
+    expected: Option<u32>,
+    tensor: &'a str,
+    start: u64,
+}
+
+pub async fn verify(step: &OpenStep) -> Result<Vec<Problem>> {
+    let mut chunks: BTreeMap<&str, Vec<&Chunk>> = BTreeMap::new();
+    for chunk in step.tensors.values().flatten() {
+        chunks.entry(&chunk.file).or_default().push(chunk);
+    }
+    let mut problems = Vec::new();
+    for file in &step.manifest.files {
+        let mut inside = chunks.remove(file.path.as_str()).unwrap_or_default();
+        inside.sort_by_key(|c| (c.start, c.length));
+        match verify_file(step, file, &inside).await {
+            Ok(found) => problems.extend(found),
+            Err(e @ (Error::NotFound { .. } | Error::Corrupt { .. } | Error::Io { .. })) => {
+                problems.push(Problem {
+                    file: join(&step.folder, &file.path),
+                    tensor: String::new(),
+                    reason: e.to_string(),
+                });
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(problems)
+}
+
+/// Header, chunks and the gaps between them, in order. Chunks that overlap are a problem of their
+/// own, which the caller's coverage proof finds.
+fn stretches<'a>(file: &FileRecord, chunks: &[&'a Chunk]) -> Vec<Stretch<'a>> {
+    let header = u32::from_str_radix(&file.header_crc32c, 16).ok();
+    let mut list = vec![Stretch {
+        length: file.header_bytes.min(file.size_bytes),
+        expected: header,
+        tensor: "",
+        start: 0,
+    }];
+    let mut at = file.header_bytes;
+    let gap_to = |at: &mut u64, to: u64, list: &mut Vec<Stretch<'a>>| {
+        if to > *at {
+            list.push(Stretch { length: to - *at, expected: None, tensor: "", start: *at });
+            *at = to;
+        }
+    };
+    for chunk in chunks {
+        gap_to(&mut at, chunk.start, &mut list);
+        if chunk.start == at {
+            let (length, expected) = (chunk.length, Some(chunk.crc32c));
+            list.push(Stretch { length, expected, tensor: &chunk.path, start: at });
+            at += chunk.length;
+        }
+    }
+    gap_to(&mut at, file.size_bytes, &mut list);
+    list
+}
+
+async fn verify_file(
+    step: &OpenStep,
+    file: &FileRecord,
+    chunks: &[&Chunk],
+) -> Result<Vec<Problem>> {
+    let path = join(&step.folder, &file.path);
+    let open = step.store.open(&path, OpenOptions { direct: true }).await?;
+    let list = stretches(file, chunks);
+    let mut sums = Vec::with_capacity(list.len());
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    let (mut at, mut fill) = (0, 0);
+    let mut buf = Buffer::heap(READ_BYTES.min(file.size_bytes) as usize);
+    while at < file.size_bytes {
+        let len = READ_BYTES.min(file.size_bytes - at);
+        buf.set_len(len as usize);
+        buf = open.read_at(at, buf).await?;
+        let mut rest: &[u8] = &buf;
+        while let Some(stretch) = list.get(sums.len()) {
+            let take = (stretch.length - fill).min(rest.len() as u64);
+            let (now, later) = rest.split_at(take as usize);
+            digest.update(now);
+            fill += take;
+            rest = later;
+            if fill < stretch.length {
+                break;
+            }
+            let empty = stretch.length == 0;
+            sums.push(if empty { 0 } else { digest.finalize() as u32 });
+            digest.reset();
+            fill = 0;
+        }
+        at += len;
+    }
+    Ok(compare(&path, file, &list, &sums))
+}
+
+fn compare(path: &str, file: &FileRecord, list: &[Stretch<'_>], sums: &[u32]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut whole = 0;
+    for (stretch, &sum) in list.iter().zip(sums) {
+        whole = crc32c_join(whole, sum, stretch.length);
+        if stretch.expected.is_some_and(|expected| expected != sum) {
+            let expected = stretch.expected.unwrap_or_default();
+            problems.push(Problem {
+                file: path.into(),
+                tensor: stretch.tensor.into(),
+                reason: format!(
+                    "expected crc32c {expected:08x}, found {sum:08x} in bytes {}..{}{}",
+                    stretch.start,
+                    stretch.start + stretch.length,
+                    if stretch.tensor.is_empty() { " (header)" } else { "" }
+                ),
+            });
+        }
+    }
+    if problems.is_empty() && format!("{whole:08x}") != file.crc32c {
+        problems.push(Problem {
+            file: path.into(),
+            tensor: String::new(),
+            reason: format!("expected crc32c {} of the whole file, found {whole:08x}", file.crc32c),
+        });
+    }
+    problems
+}

@@ -1,0 +1,255 @@
+//! One pass over an epoch: finished batches wait here until they are handed out in order.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::Notify;
+
+use super::batch::Batch;
+use super::work::StepWork;
+use crate::error::{Error, Result};
+use crate::order::Pass;
+
+/// Steps started before they are handed out, at most: their bookkeeping and reads are bounded.
+pub const STEPS_AHEAD_MAX: u64 = 64;
+
+/// Steps that may be ahead whatever their size; more only while they are small.
+pub const STEPS_AHEAD_MIN: u64 = 4;
+
+/// Bytes of batches ahead beyond which only [`STEPS_AHEAD_MIN`] steps are kept ahead: enough to
+/// ride out a slow read, little enough to stay in few slabs and warm memory.
+pub const AHEAD_BYTES_SOFT_MAX: u64 = 256 << 20;
+
+/// Which steps of a pass this loader delivers: all, or every `stride`-th from `first`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// First step.
+    pub first: u64,
+    /// Distance to the next.
+    pub stride: u64,
+}
+
+impl Share {
+    /// Every step.
+    pub const ALL: Self = Self { first: 0, stride: 1 };
+}
+
+/// A running pass.
+#[derive(Debug)]
+pub struct PassState {
+    pass: Pass,
+    share: Share,
+    pid: u32,
+    cancelled: AtomicBool,
+    inner: Mutex<Inner>,
+    ready: Condvar,
+    /// The driver waits here for room.
+    room: Notify,
+    /// The driver waits here for leave to use private memory.
+    private: Notify,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Next step to hand out.
+    next: u64,
+    done: BTreeMap<u64, Result<Batch>>,
+    working: BTreeMap<u64, (u64, Weak<StepWork>)>,
+    ahead_bytes: u64,
+    /// The driver waits for memory for this step.
+    blocked: Option<u64>,
+    /// The step that may use private memory.
+    private: Option<u64>,
+}
+
+/// What a caller of [`PassState::take`] gets.
+#[derive(Debug)]
+pub enum Taken {
+    /// The next batch.
+    Batch(Box<Batch>),
+    /// The next batch cannot be had.
+    Failed(Error),
+    /// The pass is over.
+    End,
+    /// The next batch is not ready; its step waits for memory if `blocked`.
+    Pending {
+        /// The step waits for memory.
+        blocked: bool,
+    },
+}
+
+impl PassState {
+    /// A pass of which nothing was handed out yet.
+    pub fn new(pass: Pass, share: Share) -> Arc<Self> {
+        Arc::new(Self {
+            pass,
+            share,
+            pid: std::process::id(),
+            cancelled: AtomicBool::new(false),
+            inner: Mutex::new(Inner {
+                next: share.first,
+                done: BTreeMap::new(),
+                working: BTreeMap::new(),
+                ahead_bytes: 0,
+                blocked: None,
+                private: None,
+            }),
+            ready: Condvar::new(),
+            room: Notify::new(),
+            private: Notify::new(),
+        })
+    }
+
+    /// The pass by the cursor's count.
+    pub fn pass(&self) -> &Pass {
+        &self.pass
+    }
+
+    /// Its epoch.
+    pub fn epoch(&self) -> u64 {
+        self.pass.epoch
+    }
+
+    /// Its steps in order.
+    pub fn steps(&self) -> impl Iterator<Item = u64> + use<> {
+        let stride = usize::try_from(self.share.stride.max(1)).unwrap_or(usize::MAX);
+        (self.share.first..self.pass.steps).step_by(stride)
+    }
+
+    /// Whether it was made by this process: a forked child has none of its threads.
+    pub fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Stops it: finished batches are dropped, running jobs end without result.
+    pub fn cancel(&self) {
+        if !self.is_ours() {
+            return;
+        }
+        self.cancelled.store(true, Ordering::Release);
+        let done = std::mem::take(&mut self.inner.lock().done);
+        drop(done);
+        self.ready.notify_all();
+        self.room.notify_one();
+        self.private.notify_one();
+    }
+
+    /// Whether it was stopped.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Waits until another step may start.
+    pub async fn room(&self) {
+        while !self.is_cancelled() && !self.inner.lock().has_room() {
+            self.room.notified().await;
+        }
+    }
+
+    /// Notes that the driver waits for memory for `step`, or no longer does.
+    pub fn set_blocked(&self, step: Option<u64>) {
+        self.inner.lock().blocked = step;
+        if step.is_some() {
+            self.ready.notify_all();
+        }
+    }
+
+    /// Lets the blocked step use private memory.
+    pub fn allow_private(&self) {
+        let mut inner = self.inner.lock();
+        inner.private = inner.blocked;
+        drop(inner);
+        self.private.notify_one();
+    }
+
+    /// Waits for that, or for the pass to be cancelled.
+    pub async fn private_allowed(&self, step: u64) {
+        while !self.is_cancelled() && self.inner.lock().private != Some(step) {
+            self.private.notified().await;
+        }
+    }
+
+    /// Notes a started step of `bytes`.
+    pub fn started(&self, step: u64, bytes: u64, work: &Arc<StepWork>) {
+        let mut inner = self.inner.lock();
+        inner.ahead_bytes += bytes;
+        inner.working.insert(step, (bytes, Arc::downgrade(work)));
+    }
+
+    /// A step is done.
+    pub fn deliver(&self, step: u64, result: Result<Batch>) {
+        let mut inner = self.inner.lock();
+        if self.is_cancelled() {
+            return;
+        }
+        inner.done.insert(step, result);
+        drop(inner);
+        self.ready.notify_all();
+    }
+
+    /// The next batch if it is done; else waits up to `wait` for anything to change.
+    pub fn take(&self, wait: Duration) -> Result<Taken> {
+        let mut inner = self.inner.lock();
+        let deadline = Instant::now() + wait;
+        loop {
+            if self.is_cancelled() {
+                return Err(Error::Closed { what: "this iterator".into() });
+            }
+            let next = inner.next;
+            if next >= self.pass.steps {
+                return Ok(Taken::End);
+            }
+            if let Some(result) = inner.done.remove(&next) {
+                inner.handed_out(self.share.stride);
+                drop(inner);
+                self.room.notify_one();
+                return Ok(match result {
+                    Ok(batch) => Taken::Batch(Box::new(batch)),
+                    Err(error) => Taken::Failed(error),
+                });
+            }
+            let blocked = inner.blocked == Some(next);
+            if blocked || self.ready.wait_until(&mut inner, deadline).timed_out() {
+                return Ok(Taken::Pending { blocked });
+            }
+        }
+    }
+
+    /// Sleeps until something changes, at most `wait`; for callers that found their step blocked.
+    pub fn pause(&self, wait: Duration) {
+        let mut inner = self.inner.lock();
+        if !inner.done.contains_key(&inner.next) && !self.is_cancelled() {
+            self.ready.wait_for(&mut inner, wait);
+        }
+    }
+
+    /// What the next step is waiting for, for messages.
+    pub fn waiting_for(&self) -> String {
+        let inner = self.inner.lock();
+        let step = inner.next;
+        let work = inner.working.get(&step).and_then(|(_, work)| work.upgrade());
+        drop(inner);
+        match work {
+            Some(work) => format!("batch of step {step}, which waits for {}", work.waiting_for()),
+            None => format!("batch of step {step}, which waits for memory"),
+        }
+    }
+}
+
+impl Inner {
+    fn has_room(&self) -> bool {
+        let ahead = self.working.len() as u64;
+        ahead < STEPS_AHEAD_MIN
+            || (ahead < STEPS_AHEAD_MAX && self.ahead_bytes < AHEAD_BYTES_SOFT_MAX)
+    }
+
+    fn handed_out(&mut self, stride: u64) {
+        if let Some((bytes, _)) = self.working.remove(&self.next) {
+            self.ahead_bytes -= bytes;
+        }
+        self.next += stride.max(1);
+    }
+}
