@@ -2,11 +2,15 @@
 // Helpers outside `#[test]` functions are test code too; clippy cannot see that here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod checkpoint_layout;
 mod commit;
+mod commit_faults;
 mod fault_store;
 mod index;
 mod loader;
 mod memory;
+mod mmdet;
+mod nuscenes;
 mod order;
 mod s3_faults;
 mod s3_server;
@@ -15,3 +19,4 @@ mod store_contract;
 mod style;
 mod synth;
 mod uring;
+mod webdataset;

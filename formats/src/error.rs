@@ -51,6 +51,38 @@ pub enum Error {
         /// The name, escaped.
         found: String,
     },
+    /// Text that is not the JSON it should be.
+    #[error("{what}, line {line}, column {column}: {message}")]
+    Json {
+        /// What was read.
+        what: &'static str,
+        /// Line, from 1; 0 where unknown.
+        line: u64,
+        /// Column, from 1; 0 where unknown.
+        column: u64,
+        /// What the JSON reader says.
+        message: String,
+    },
+    /// A record with a value that the schema forbids.
+    #[error("{table}: {column} of record {record} must be {expected}, found {found}")]
+    BadRecord {
+        /// Table of the record.
+        table: &'static str,
+        /// Column with the value.
+        column: &'static str,
+        /// Token of the record.
+        record: String,
+        /// What the schema demands.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// A table without which the others mean nothing is not there.
+    #[error("table {table} is missing")]
+    MissingTable {
+        /// The table.
+        table: &'static str,
+    },
     /// A reference to a record that is not there.
     #[error("{table}: {column} of record {record} refers to {token}, which is not in {target}")]
     Dangling {

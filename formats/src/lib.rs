@@ -2,5 +2,6 @@
 //! next. No parser touches a file, allocates from an unchecked count, or panics on any input.
 
 pub mod error;
+pub mod nuscenes;
 
 pub use error::{Error, Result};

@@ -15,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// What keeps the memory alive; never read through here.
-type Owner = Arc<dyn Send + Sync>;
+pub type Owner = Arc<dyn Send + Sync>;
 
 /// Native memory with the buffer protocol (1-D, uint8).
 #[pyclass(frozen, module = "drivetrain._native")]
@@ -61,6 +61,18 @@ impl NativeBuffer {
             _owner: Arc::clone(&owner),
         };
         Some(ranges.iter().map(view).collect())
+    }
+
+    /// A view of memory that `owner` keeps alive.
+    ///
+    /// # Safety
+    /// `start..start + length` lives as long as `owner` and is not touched from Rust any more.
+    pub unsafe fn kept_by(
+        (start, length): (NonNull<u8>, usize),
+        writable: bool,
+        owner: Owner,
+    ) -> Self {
+        Self { start, length, writable, _owner: owner }
     }
 
     /// Bytes: writable if they came from a `Vec` that nobody else holds, else read-only.

@@ -3,13 +3,16 @@
 use pyo3::prelude::*;
 
 mod arrow;
+mod batch;
 mod buffer;
 mod checkpoint;
 mod cli;
 mod dataset;
 mod errors;
 mod loader;
+
 mod meet;
+mod requests;
 mod sample;
 mod transforms;
 mod values;

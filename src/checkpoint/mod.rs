@@ -28,5 +28,8 @@ mod snapshot;
 pub use checkpointer::{Checkpointer, Options, SaveOptions};
 pub use handle::{Outcome, SaveHandle};
 pub use plan::TensorIn;
-pub use read::{OpenStep, Problem, Target, candidates, open_folder, open_step, verify_step};
+pub use read::{
+    OpenStep, Problem, Target, candidates, manifest_folders, open_folder, open_step, problem_of,
+    verify_step,
+};
 pub use retain::committed;

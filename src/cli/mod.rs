@@ -12,6 +12,7 @@ use clap::{Parser, Subcommand};
 use crate::error::{Error, Result};
 
 pub mod args;
+pub mod ckpt;
 pub mod doctor;
 pub mod output;
 pub mod synth;
@@ -41,6 +42,8 @@ struct Program {
 enum Verb {
     /// Make a deterministic nuScenes-layout driving dataset
     Synth(synth::Args),
+    /// List, inspect and verify checkpoints
+    Ckpt(ckpt::Args),
     /// Say what this machine offers and what to change
     Doctor(doctor::Args),
 }
@@ -48,6 +51,7 @@ enum Verb {
 fn dispatch(verb: Verb, out: &Output) -> Result<u8> {
     match verb {
         Verb::Synth(args) => synth::run(args, out),
+        Verb::Ckpt(args) => ckpt::run(args, out),
         Verb::Doctor(args) => doctor::run(args, out),
     }
 }

@@ -141,6 +141,12 @@ impl IndexBuilder {
         self.sources.add(source)
     }
 
+    /// Id and length of a source that was added before; a missing one has no length.
+    pub(super) fn find_source(&self, uri: &str) -> Option<(u32, u64)> {
+        let (id, source) = self.sources.find(uri)?;
+        Some((id, if source.is_missing() { 0 } else { source.size_bytes }))
+    }
+
     /// Begins a row; what the row before did not set becomes null.
     pub fn begin(&mut self, key: &str, scene: &str, timestamp_ns: i64) -> Result<()> {
         self.end_row();

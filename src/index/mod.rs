@@ -6,15 +6,27 @@
 
 mod builder;
 mod columns;
+mod files;
 pub mod geometry;
+mod input;
+mod inputs;
 mod ipc;
+pub mod join;
+mod nuscenes;
+mod open;
+mod progress;
 mod reader;
 mod schema;
 mod sources;
+pub mod stream;
 mod table;
 mod types;
 
 pub use builder::{IndexBuilder, IndexMeta};
+pub use inputs::source_matches;
+pub use nuscenes::SWEEPS_MAX;
+pub use open::{build_index, open_dataset};
+pub use progress::Progress;
 pub use schema::Layout;
 pub use table::SampleTable;
 pub use types::{

@@ -150,6 +150,11 @@ impl SourceSet {
         id
     }
 
+    pub(super) fn find(&self, uri: &str) -> Option<(u32, &Source)> {
+        let id = *self.by_uri.get(uri)?;
+        Some((id, self.rows.get(id as usize)?))
+    }
+
     pub(super) fn get(&self, id: u32) -> Option<&Source> {
         self.rows.get(id as usize)
     }

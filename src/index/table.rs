@@ -96,6 +96,17 @@ impl SampleTable {
         })
     }
 
+    /// The same table over another root.
+    pub(super) fn with_root(&self, root: &str) -> Result<Self> {
+        let batch = self.batch()?;
+        let mut metadata = batch.schema_ref().metadata().clone();
+        metadata.insert(schema::META_ROOT, root);
+        let schema = batch.schema_ref().as_ref().clone().with_metadata(metadata);
+        let batch = RecordBatch::try_new(Arc::new(schema), batch.columns().to_vec())
+            .map_err(|e| Error::invalid("index", "a consistent schema", e))?;
+        Self::new(batch, self.inner.sources.clone(), root.to_string(), self.inner.path.clone())
+    }
+
     /// Writes `<name>.index.arrow` and `<name>.sources.arrow`, each atomically, sources first: an
     /// index that exists has its sources. A selection is written as a table of its own.
     pub fn write(&self, path: &Path) -> Result<()> {

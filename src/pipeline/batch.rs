@@ -1,6 +1,7 @@
 //! A delivered batch: keys, validity, and arrays that share a few page-aligned buffers.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -130,6 +131,22 @@ impl BatchMemory {
     /// One of its parts.
     pub fn part(&self, index: usize) -> Option<&Part> {
         self.parts.get(index)
+    }
+
+    /// Number of parts.
+    pub fn part_count(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// First byte, length and whether it may be written, of one part: for views in another
+    /// language that keep this memory alive. Parts that were read may share their bytes.
+    pub fn pointer(&mut self, index: usize) -> Option<(NonNull<u8>, usize, bool)> {
+        let part = self.parts.get_mut(index)?;
+        let (start, length, writable) = match part {
+            Part::Owned(buffer) => (buffer.as_mut_ptr(), buffer.len(), true),
+            Part::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
+        };
+        Some((NonNull::new(start).unwrap_or(NonNull::dangling()), length, writable))
     }
 
     /// Bytes of all parts.

@@ -85,7 +85,7 @@ class Checkpointer:
         self._pending: list[SaveHandle] = []
         self._restores = 0
         self._failed_saves = 0
-        self._closed = False
+        self._closed = True  # until there is something to close
         store, self._store_origin = meeting.own_store(self._rank, self._world_size)
         self._native = _native.Checkpointer(
             self._uri,
@@ -100,6 +100,7 @@ class Checkpointer:
             storage_options=storage_options,
             store=store,
         )
+        self._closed = False
         _close_at_exit(self)
 
     @property
@@ -163,7 +164,7 @@ class Checkpointer:
         if type(step) is not int or step < 0:
             raise _native.InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
         try:
-            handle = self._start(step, state, blocking, rng, overwrite)
+            handle = self._start(step, state, rng, overwrite)
         except SOFT_FAILURES as error:
             self._failed_saves += 1
             if self._on_error == "raise":
@@ -182,9 +183,7 @@ class Checkpointer:
                 raise
             self._warn(handle.step, error)
 
-    def _start(
-        self, step: int, state: dict[str, Any], blocking: bool, rng: bool, overwrite: bool
-    ) -> SaveHandle:
+    def _start(self, step: int, state: dict[str, Any], rng: bool, overwrite: bool) -> SaveHandle:
         snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle)
         snapshot.add_all(state)
         if rng:
@@ -196,7 +195,7 @@ class Checkpointer:
             tensors,
             snapshot.state_json(),
             snapshot.per_rank_json(),
-            blocking=blocking,
+            blocking=False,
             overwrite=overwrite,
         )
         del alive

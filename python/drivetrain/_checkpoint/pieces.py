@@ -34,7 +34,7 @@ class Place:
     @property
     def extent(self) -> tuple[int, ...]:
         """Shape of the local part."""
-        return tuple(int(n) for n in self.local.shape)
+        return self.shape if self.whole else tuple(int(n) for n in self.local.shape)
 
 
 def describe(value: Any, rank: int, world_size: int, path: Path) -> Place | None:

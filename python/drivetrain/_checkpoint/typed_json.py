@@ -41,6 +41,9 @@ DecodeLeaf = Callable[[str, Any, Path], Any]
 DEPTH_MAX = 36
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
+# made once: a save calls it for every tensor
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
 #: The factories a defaultdict may have; a name from a file never becomes anything else.
 FACTORIES: dict[str, Callable[[], Any]] = {
     kind.__name__: kind
@@ -60,12 +63,12 @@ def format_path(path: Path) -> str:
 
 def path_json(path: Path) -> str:
     """The compact JSON array of keys that names a tensor on disk."""
-    return json.dumps(list(path), ensure_ascii=False, separators=(",", ":"))
+    return _compact(path)
 
 
 def dumps(node: Any) -> str:
     """The compact text of a node made by `encode`."""
-    return json.dumps(node, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _compact(node)
 
 
 def loads(text: str) -> Any:

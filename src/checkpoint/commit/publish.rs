@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::messages::Part;
-use super::write::remove_files;
+use super::write::{finish_or_remove, remove_files};
 use super::{Folders, Job, Place};
 use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
@@ -66,14 +66,8 @@ async fn write_table(store: &dyn Store, folders: &Folders, parts: &[Part]) -> Re
         rank: 0,
     };
     let mut writer = store.create(&path, options).await?;
-    match writer.write(bytes).await {
-        Ok(()) => writer.finish().await?,
-        Err(e) => {
-            let _ = writer.abort().await;
-            return Err(e);
-        }
-    };
-    Ok(record)
+    let written = writer.write(bytes).await;
+    finish_or_remove(store, &path, writer, written).await.map(|()| record)
 }
 
 /// Makes the folders' entries durable, from the inside out, before the manifest names them.

@@ -67,17 +67,29 @@ async fn write_image(
     let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
     let mut writer = store.create(path, options).await?;
     let mut sums = Sums::new(image);
-    let result = write_slices(writer.as_mut(), &bytes, &mut sums).await;
-    match result {
-        Ok(()) => {
-            writer.finish().await?;
-            Ok(sums)
-        }
+    let written = write_slices(writer.as_mut(), &bytes, &mut sums).await;
+    finish_or_remove(store, path, writer, written).await.map(|()| sums)
+}
+
+/// Ends a streamed write; if it failed, here or before, the file is removed.
+pub async fn finish_or_remove(
+    store: &dyn Store,
+    path: &str,
+    writer: Box<dyn Writer>,
+    written: Result<()>,
+) -> Result<()> {
+    let error = match written {
+        Ok(()) => match writer.finish().await {
+            Ok(_) => return Ok(()),
+            Err(e) => e,
+        },
         Err(e) => {
             let _ = writer.abort().await;
-            Err(e)
+            e
         }
-    }
+    };
+    let _ = store.delete(path).await;
+    Err(error)
 }
 
 async fn write_slices(writer: &mut dyn Writer, bytes: &Bytes, sums: &mut Sums) -> Result<()> {

@@ -173,19 +173,49 @@ impl OpenStep {
 
     /// Reads every byte and reports what is wrong; empty if nothing is.
     pub fn verify(&self) -> Result<Vec<Problem>> {
-        block_on(verify::verify(self))?
+        self.verify_with(&mut |_| {})
+    }
+
+    /// As [`OpenStep::verify`], telling the bytes of every read that is done.
+    pub fn verify_with(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<Problem>> {
+        block_on(verify::verify(self, progress))?
+    }
+
+    /// Bytes of all its files.
+    pub fn size_bytes(&self) -> u64 {
+        self.manifest.files.iter().map(|f| f.size_bytes).sum()
     }
 }
 
 /// Verifies a step that may not even open: manifest and table problems are reported, not raised.
 pub fn verify_step(store: &Arc<dyn Store>, step: i64) -> Result<Vec<Problem>> {
-    match open_step(store, step) {
-        Ok(open) => open.verify(),
-        Err(Error::Corrupt { file, expected, found, offset, .. }) => Ok(vec![Problem {
+    let opened = open_step(store, step);
+    opened.map_or_else(problem_of, |open| open.verify())
+}
+
+/// An error of opening as the problem it found; other errors stay errors.
+pub fn problem_of(error: Error) -> Result<Vec<Problem>> {
+    match error {
+        Error::Corrupt { file, expected, found, offset, .. } => Ok(vec![Problem {
             file,
             tensor: String::new(),
             reason: format!("expected {expected}, found {found} at byte {offset}"),
         }]),
-        Err(e) => Err(e),
+        other => Err(other),
     }
+}
+
+/// Folders that hold a manifest, newest step first: those of a checkpoint root, or `""` alone if
+/// the store's root is one checkpoint itself. A damaged manifest counts, with the folder's step.
+pub fn manifest_folders(store: &Arc<dyn Store>) -> Result<Vec<(Option<i64>, String)>> {
+    let steps = block_on(super::retain::committed(store.as_ref()))??;
+    if steps.is_empty() {
+        return match block_on(store.head(MANIFEST))? {
+            Ok(_) => Ok(vec![(None, String::new())]),
+            Err(Error::NotFound { .. }) => Ok(Vec::new()),
+            Err(e) => Err(e),
+        };
+    }
+    let folder = |step: i64| Ok((Some(step), step_dir(step)?));
+    steps.into_iter().rev().map(folder).collect()
 }

@@ -32,7 +32,7 @@ struct Stretch<'a> {
     start: u64,
 }
 
-pub async fn verify(step: &OpenStep) -> Result<Vec<Problem>> {
+pub async fn verify(step: &OpenStep, progress: &mut dyn FnMut(u64)) -> Result<Vec<Problem>> {
     let mut chunks: BTreeMap<&str, Vec<&Chunk>> = BTreeMap::new();
     for chunk in step.tensors.values().flatten() {
         chunks.entry(&chunk.file).or_default().push(chunk);
@@ -41,7 +41,7 @@ pub async fn verify(step: &OpenStep) -> Result<Vec<Problem>> {
     for file in &step.manifest.files {
         let mut inside = chunks.remove(file.path.as_str()).unwrap_or_default();
         inside.sort_by_key(|c| (c.start, c.length));
-        match verify_file(step, file, &inside).await {
+        match verify_file(step, file, &inside, progress).await {
             Ok(found) => problems.extend(found),
             Err(e @ (Error::NotFound { .. } | Error::Corrupt { .. } | Error::Io { .. })) => {
                 problems.push(Problem {
@@ -89,6 +89,7 @@ async fn verify_file(
     step: &OpenStep,
     file: &FileRecord,
     chunks: &[&Chunk],
+    progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<Problem>> {
     let path = join(&step.folder, &file.path);
     let open = step.store.open(&path, OpenOptions { direct: true }).await?;
@@ -117,6 +118,7 @@ async fn verify_file(
             fill = 0;
         }
         at += len;
+        progress(len);
     }
     Ok(compare(&path, file, &list, &sums))
 }

@@ -105,6 +105,16 @@ pub fn uring() -> Result<Arc<UringEngine>, String> {
     current(&mut ENGINES.lock()).uring()
 }
 
+/// Makes running rings look at the registered buffers; starts none.
+pub fn wake_rings() {
+    if let Some(engines) = ENGINES.lock().as_ref()
+        && engines.pid == std::process::id()
+        && let Some(Ok(uring)) = &engines.uring
+    {
+        uring.wake_all();
+    }
+}
+
 fn current(slot: &mut Option<Engines>) -> &mut Engines {
     let pid = std::process::id();
     if slot.as_ref().is_some_and(|engines| engines.pid != pid) {

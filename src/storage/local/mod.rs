@@ -5,6 +5,7 @@
 //! | `engine` | chooses the engine once per process, and runs an operation on it |
 //! | `op` | what an operation is, and what short transfers mean |
 //! | `uring`, `ring` | the io_uring engine, and the loop of one ring |
+//! | `registry` | memory registered with the rings |
 //! | `threads` | the thread-pool engine |
 //! | `file`, `writer` | ranged reads and streamed writes, direct or buffered |
 //! | `names` | object paths and listing |
@@ -35,6 +36,7 @@ mod file;
 mod names;
 mod op;
 mod probe;
+mod registry;
 mod ring;
 mod sys;
 mod threads;
@@ -44,6 +46,7 @@ mod writer;
 pub use commit::is_temporary;
 pub use engine::{ENGINE_ENV, EngineChoice, EngineKind};
 pub use probe::{DirectReport, IoReport, probe, probe_direct};
+pub use registry::ring_hook;
 
 /// Default of [`LocalOptions::op_timeout`]: a disk that needs longer is broken or unmounted.
 const OP_TIMEOUT: Duration = Duration::from_mins(2);

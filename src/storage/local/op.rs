@@ -51,7 +51,7 @@ pub struct Op {
     /// What to do.
     pub work: Work,
     /// The file was opened with O_DIRECT: resume at block boundaries only.
-    direct: bool,
+    pub direct: bool,
     moved: usize,
     stalls: u32,
     done: oneshot::Sender<Outcome>,

@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use super::engine::{self, EngineChoice, EngineKind};
-use super::sys;
+use super::{registry, sys};
 use crate::memory::{Buffer, PAGE_BYTES, shm_dir};
 
 /// What local I/O can use here.
@@ -26,6 +26,12 @@ pub struct IoReport {
     pub io_uring_advice: String,
     /// Value of sysctl `kernel.io_uring_disabled`, where there is one.
     pub io_uring_disabled: Option<i64>,
+    /// Direct transfers that went through registered buffers so far in this process.
+    pub fixed_ops: u64,
+    /// Memory announced for registration now.
+    pub registered_bytes: u64,
+    /// Why the kernel refused to register memory; empty if it never did.
+    pub registered_reason: String,
     /// Soft limit of locked memory; none means unlimited. Registered and pinned memory counts.
     pub memlock_bytes: Option<u64>,
     /// Hard limit of locked memory.
@@ -61,6 +67,7 @@ pub fn probe() -> IoReport {
         Ok(EngineKind::Threads) => "threads",
         Err(_) => "",
     };
+    let (registered_bytes, refusal) = registry::registered();
     let limit = getrlimit(Resource::Memlock);
     let shm = shm_dir();
     IoReport {
@@ -70,6 +77,9 @@ pub fn probe() -> IoReport {
         io_uring_reason: reason,
         io_uring_advice: advice,
         io_uring_disabled: engine::io_uring_disabled(),
+        fixed_ops: uring.as_ref().map_or(0, |uring| uring.fixed_ops()),
+        registered_bytes,
+        registered_reason: refusal.unwrap_or_default(),
         memlock_bytes: limit.current,
         memlock_hard_bytes: limit.maximum,
         shm_total_bytes: rustix::fs::statvfs(&shm)

@@ -15,6 +15,7 @@ use crossbeam::channel::{Receiver, TryRecvError};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::op::{Next, Op, Work};
+use super::registry::Registered;
 use super::uring::Wake;
 
 /// Entries of the submission queue; the completion queue has twice as many.
@@ -44,6 +45,7 @@ pub struct Driver {
     /// Slots whose next transfer is to be issued.
     ready: VecDeque<usize>,
     wake_armed: bool,
+    registered: Registered,
     closing: bool,
 }
 
@@ -72,7 +74,13 @@ fn build() -> io::Result<IoUring> {
 fn check_operations(ring: &IoUring) -> io::Result<()> {
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE];
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+        opcode::Fsync::CODE,
+    ];
     if needed.into_iter().all(|code| probe.is_supported(code)) {
         return Ok(());
     }
@@ -92,6 +100,7 @@ impl Driver {
             free: (0..TABLE_SLOTS).rev().collect(),
             ready: VecDeque::with_capacity(TABLE_SLOTS),
             wake_armed: false,
+            registered: Registered::new(),
             closing: false,
         })
     }
@@ -151,12 +160,15 @@ impl Driver {
 
     /// Issues the next transfer of every ready operation.
     fn issue(&mut self) {
+        self.registered.refresh(&self.ring);
         while let Some(&slot) = self.ready.front() {
-            let entry = self.table[slot].as_mut().map(|op| transfer(op).user_data(slot as u64));
-            let Some(entry) = entry else {
+            let Some(op) = self.table[slot].as_mut() else {
                 self.ready.pop_front();
                 continue;
             };
+            let (entry, fixed) = transfer(op, &self.registered);
+            let entry = entry.user_data(slot as u64);
+            self.wake.fixed_ops.fetch_add(u64::from(fixed), Ordering::Relaxed);
             if !self.push(&entry) {
                 return;
             }
@@ -228,19 +240,31 @@ impl Driver {
     }
 }
 
-/// The entry for an operation's next transfer.
-fn transfer(op: &mut Op) -> squeue::Entry {
+/// The entry for an operation's next transfer, and whether it uses a registered buffer.
+fn transfer(op: &mut Op, registered: &Registered) -> (squeue::Entry, bool) {
     let fd = types::Fd(op.file.as_raw_fd());
-    let (at, from, len) = (op.file_offset(), op.moved(), op.chunk_len() as u32);
+    let (at, from, len) = (op.file_offset(), op.moved(), op.chunk_len());
+    // Through the page cache the kernel copies with the CPU and pins nothing, so plain is as good.
+    let fixed = |ptr| if op.direct { registered.find(ptr, len) } else { None };
     match &mut op.work {
         Work::Read { buf, .. } => {
             let target = buf[from..].as_mut_ptr();
-            opcode::Read::new(fd, target, len).offset(at).build()
+            match fixed(target) {
+                Some(n) => {
+                    (opcode::ReadFixed::new(fd, target, len as u32, n).offset(at).build(), true)
+                }
+                None => (opcode::Read::new(fd, target, len as u32).offset(at).build(), false),
+            }
         }
         Work::Write { data } => {
             let source = data[from..].as_ptr();
-            opcode::Write::new(fd, source, len).offset(at).build()
+            match fixed(source) {
+                Some(n) => {
+                    (opcode::WriteFixed::new(fd, source, len as u32, n).offset(at).build(), true)
+                }
+                None => (opcode::Write::new(fd, source, len as u32).offset(at).build(), false),
+            }
         }
-        Work::Sync => opcode::Fsync::new(fd).build(),
+        Work::Sync => (opcode::Fsync::new(fd).build(), false),
     }
 }

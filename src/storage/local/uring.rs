@@ -52,6 +52,8 @@ pub struct Wake {
     pub sleeping: AtomicBool,
     /// Rounds of the thread's loop; an idle ring makes none.
     pub rounds: AtomicU64,
+    /// Transfers through registered buffers.
+    pub fixed_ops: AtomicU64,
 }
 
 impl Wake {
@@ -61,6 +63,7 @@ impl Wake {
             count: AtomicU64::new(0),
             sleeping: AtomicBool::new(false),
             rounds: AtomicU64::new(0),
+            fixed_ops: AtomicU64::new(0),
         })
     }
 
@@ -88,6 +91,18 @@ impl UringEngine {
         let rings = (0..count).map(|_| Ring::start()).collect::<io::Result<_>>()?;
         let slots = Arc::new(Semaphore::new(IN_FLIGHT_OPS_MAX));
         Ok(Self { rings, next: AtomicUsize::new(0), slots })
+    }
+}
+
+impl UringEngine {
+    /// Makes the threads look at the registered buffers again.
+    pub fn wake_all(&self) {
+        self.rings.iter().for_each(|ring| ring.wake.notify_always());
+    }
+
+    /// Transfers that used registered buffers so far.
+    pub fn fixed_ops(&self) -> u64 {
+        self.rings.iter().map(|ring| ring.wake.fixed_ops.load(Ordering::Relaxed)).sum()
     }
 }
 
@@ -151,9 +166,11 @@ impl Engine for UringEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Arena, Buffer};
+    use crate::memory::{Arena, ArenaOptions, Buffer};
     use crate::storage::local::engine::run;
     use crate::storage::local::op::Work;
+    use crate::storage::local::registry::{registered, ring_hook};
+    use crate::storage::local::sys::{OpenMode, open_maybe_direct};
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
@@ -243,6 +260,41 @@ mod tests {
         })
         .unwrap();
         assert_eq!(engine.slots.available_permits(), IN_FLIGHT_OPS_MAX);
+    }
+
+    #[test]
+    fn registered_slabs_are_used_for_direct_operations_and_move_the_right_bytes() {
+        let Some(engine) = engine() else { return };
+        // O_DIRECT needs a disk; the target folder is on one where tests usually run.
+        let target = concat!(env!("CARGO_MANIFEST_DIR"), "/target/tmp");
+        std::fs::create_dir_all(target).unwrap();
+        let folder = tempfile::tempdir_in(target).unwrap();
+        let path = folder.path().join("file");
+        let data: Vec<u8> = (0..4 << 20).map(|i| (i / 4099) as u8).collect();
+        std::fs::write(&path, &data).unwrap();
+        let opened = open_maybe_direct(&path, OpenMode::Read, true).unwrap();
+        let (file, true) = opened else {
+            println!("skipped: no O_DIRECT in {}", folder.path().display());
+            return;
+        };
+        let file = Arc::new(file);
+        let Some(hook) = ring_hook() else { return };
+        let options =
+            |hooks| ArenaOptions { limit_bytes: 8 << 20, huge_pages: true, warm: true, hooks };
+        // Several arenas one after the other get the same addresses with other pages.
+        for round in 0..5_u64 {
+            let arena = Arena::with_options(options(vec![Arc::clone(&hook)]));
+            let buf = arena.try_alloc(1 << 20).unwrap();
+            let work = Work::Read { buf, need_bytes: 1 << 20 };
+            let at = round << 19;
+            let read = crate::runtime::block_on(run(&engine, &file, at, work, true)).unwrap();
+            let (Work::Read { buf, .. }, _) = read.unwrap() else { panic!("not a read") };
+            let at = at as usize;
+            assert!(buf[..] == data[at..at + (1 << 20)]);
+        }
+        if registered().1.is_none() {
+            assert_eq!(engine.fixed_ops(), 5);
+        }
     }
 
     #[test]

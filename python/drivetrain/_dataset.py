@@ -1,0 +1,237 @@
+"""Data sets: a table of samples, and each sample in its natural form."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import _native
+from drivetrain._values import wrap
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_HEAD = ("key", "scene", "timestamp_ns")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a data set.
+
+    Attributes:
+        name: Its name in samples and batches.
+        kind: "image", "points", "boxes", "pose", ...: what it means.
+        frame: Frame of its geometry, if it has one.
+        columns: Names of the columns of a point record.
+        extra: What else the format says, for example which instant a time stamp means.
+    """
+
+    name: str
+    kind: str
+    frame: str | None
+    columns: tuple[str, ...]
+    extra: Mapping[str, str]
+
+
+class Row(Mapping[str, Any]):
+    """One sample, each field read when it is first looked at."""
+
+    def __init__(self, native: Any, index: int) -> None:
+        self._native = native
+        self._index = index
+        self._values: dict[str, Any] = dict(zip(_HEAD, native.head(index)))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            if name not in self._names():
+                raise KeyError(name)
+            self._values[name] = wrap(self._native.sample(self._index, [name])[name])
+        return self._values[name]
+
+    def _names(self) -> list[str]:
+        return [field[0] for field in self._native.fields()]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _HEAD
+        yield from self._names()
+
+    def __len__(self) -> int:
+        return len(_HEAD) + len(self._names())
+
+
+class Dataset:
+    """Samples of a data set in index order.
+
+    Made by `drivetrain.open`. `ds[i]` is a dict with `key` (str), `scene` (str), `timestamp_ns`
+    (int) and every field in its natural form: images (H, W, 3) uint8 RGB, depth (H, W) uint16,
+    `Points`, `Boxes`, `Pose`, `Calibration`, text, numbers, arrays, and bytes where no decoder
+    exists; None where the sample has none.
+
+    A Dataset can be pickled: it travels as the paths of its index and the rows of a selection,
+    together with its storage options.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._select(range(*index.indices(len(self))))
+        row = self._row(index)
+        key, scene, timestamp_ns = self._native.head(row)
+        values = {name: wrap(raw) for name, raw in self._native.sample(row).items()}
+        return {"key": key, "scene": scene, "timestamp_ns": timestamp_ns, **values}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+    def _row(self, index: int) -> int:
+        number, count = operator.index(index), len(self)
+        if not -count <= number < count:
+            raise IndexError(f"sample {number} of a data set of {count}")
+        return number % count
+
+    def row(self, index: int) -> Row:
+        """The sample at `index` as a mapping that reads a field when it is first looked at."""
+        return Row(self._native, self._row(index))
+
+    def find(self, key: str) -> int:
+        """Index of the sample with this key; KeyError if there is none."""
+        row = self._native.find(key)
+        if row is None:
+            raise KeyError(key)
+        return row
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Field by name, in the order of the table's columns."""
+        described = self._native.fields()
+        return {f[0]: Field(f[0], f[1], f[2], tuple(f[3]), dict(f[4])) for f in described}
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits over keys, fields and byte ranges; a selection has its own."""
+        return self._native.fingerprint
+
+    @property
+    def root(self) -> str:
+        """URI below which the sources lie."""
+        return self._native.root
+
+    @property
+    def format(self) -> str:
+        """Name of the format that was indexed."""
+        return self._native.format
+
+    @property
+    def table(self) -> pyarrow.Table:
+        """The sample table as a pyarrow.Table, without a copy (a selection is gathered once)."""
+        import pyarrow
+
+        return pyarrow.table(self._native)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._native.__arrow_c_stream__(requested_schema)
+
+    def filter(self, condition: Any) -> Dataset:
+        """The samples that a condition picks, as a Dataset that shares the index.
+
+        Args:
+            condition: One of
+
+                - a boolean mask with one entry per sample (list, numpy, torch, Arrow),
+                - a sequence of indices, which also orders and may repeat,
+                - an expression of pyarrow.compute or polars over the table's columns,
+                - a callable that takes a `Row` and returns a truth value.
+        """
+        if _is_expression(condition, "polars", "Expr"):
+            return self._select(self._rows_of_polars(condition))
+        if _is_expression(condition, "pyarrow", "Expression"):
+            return self._select(self._rows_of_arrow(condition))
+        if callable(condition):
+            return self._select(self._rows_of_callable(condition))
+        return self._select(self._rows_of_array(condition))
+
+    def _select(self, rows: Sequence[int]) -> Dataset:
+        return Dataset(self._native.select(list(rows)))
+
+    def _rows_of_callable(self, condition: Callable[[Row], Any]) -> list[int]:
+        return [i for i in range(len(self)) if condition(self.row(i))]
+
+    def _rows_of_polars(self, expression: Any) -> list[int]:
+        import polars
+
+        frame = polars.DataFrame(self._native).with_row_index("_row")
+        return frame.filter(expression)["_row"].to_list()
+
+    def _rows_of_arrow(self, expression: Any) -> list[int]:
+        import pyarrow
+
+        rows = pyarrow.array(range(len(self)), pyarrow.uint64())
+        return self.table.append_column("_row", rows).filter(expression)["_row"].to_pylist()
+
+    def _rows_of_array(self, condition: Any) -> list[int]:
+        import numpy as np
+
+        array = np.asarray(condition)
+        if array.ndim != 1:
+            raise _native.InvalidArgument(
+                f"filter: expected a mask, indices, an expression or a callable, "
+                f"found an array of shape {array.shape}"
+            )
+        if array.dtype == bool:
+            if len(array) != len(self):
+                raise _native.InvalidArgument(
+                    f"filter: expected a mask of {len(self)} entries, found {len(array)}"
+                )
+            return np.flatnonzero(array).tolist()
+        if array.size and array.dtype.kind not in "iu":
+            raise _native.InvalidArgument(
+                f"filter: expected booleans or integers, found {array.dtype}"
+            )
+        return [self._row(i) for i in array.tolist()]
+
+    def __reduce__(self) -> tuple:
+        native = self._native
+        if native.index_path is None:
+            raise TypeError("this data set has no index file; give drivetrain.open an index=")
+        arguments = (
+            os.path.abspath(native.index_path),
+            native.root,
+            native.storage_options or None,
+            native.rows,
+            native.fingerprint,
+        )
+        return _reopen, arguments
+
+    def __repr__(self) -> str:
+        return f"Dataset({len(self)} samples of {self.format} at {self.root})"
+
+
+def _is_expression(value: Any, package: str, name: str) -> bool:
+    kind = type(value)
+    return kind.__module__.partition(".")[0] == package and kind.__name__ == name
+
+
+def _reopen(
+    index: str,
+    root: str,
+    storage_options: dict[str, str] | None,
+    rows: list[int] | None,
+    fingerprint: str,
+) -> Dataset:
+    native = _native.open_index(index, root, storage_options)
+    if rows is not None:
+        native = native.select(rows)
+    if native.fingerprint != fingerprint:
+        raise _native.SourceChanged(
+            f"{index} changed since the data set was pickled: expected fingerprint "
+            f"{fingerprint}, found {native.fingerprint}; open the data set again"
+        )
+    return Dataset(native)

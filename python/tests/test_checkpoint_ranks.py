@@ -1,0 +1,151 @@
+"""Several ranks, as real processes: one commit, one restored step, and errors that name a rank."""
+
+import json
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import drivetrain as dt
+import pytest
+
+WORKER = pathlib.Path(__file__).with_name("rank_worker.py")
+DEADLINE_S = 180
+
+
+def launch(scenario, world, folder, only=None):
+    """Runs a scenario on ranks and returns their answers, in rank order."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = range(world) if only is None else only
+    start = [sys.executable, str(WORKER), scenario]
+    children = [
+        subprocess.Popen([*start, str(rank), str(world), str(folder), port]) for rank in ranks
+    ]
+    try:
+        for child in children:
+            child.wait(DEADLINE_S)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    answers = [json.loads((folder / f"{scenario}-{rank}.json").read_text()) for rank in ranks]
+    for answer in answers:
+        assert "crash" not in answer, answer["crash"]
+    return answers
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("ranks")
+    return folder, launch("torch_two_ranks", 2, folder)
+
+
+def test_ranks_are_those_of_the_process_group(two_ranks):
+    assert [answer["ranks"] for answer in two_ranks[1]] == [[0, 2], [1, 2]]
+
+
+def test_two_ranks_save_and_continue_bit_for_bit(two_ranks):
+    for rank, answer in enumerate(two_ranks[1]):
+        found = answer["save_and_restore"]
+        assert found["step"] == 1 and found["own"] == {"rank": rank, "noise": [rank] * 3}
+        for key in ("continues", "rank 0's buffers", "rng", "sharded", "dtensor", "mapped"):
+            assert found[key], (rank, key)
+    means = {answer["save_and_restore"]["mean after restore"] for answer in two_ranks[1]}
+    assert len(means) == 1, "both ranks get rank 0's buffers"
+
+
+def test_state_that_differs_is_refused_naming_key_and_ranks(two_ranks):
+    for answer in two_ranks[1]:
+        found = answer["differing_state"]
+        assert "extra" in found["text"] and "deep" in found["text"] and "1" in found["text"]
+        assert found["steps"] == [1]
+    assert len({answer["differing_state"]["text"] for answer in two_ranks[1]}) == 1
+
+
+def test_damage_seen_by_one_rank_moves_all_to_the_same_older_step(two_ranks):
+    for answer in two_ranks[1]:
+        found = answer["damage_on_one_rank"]
+        assert found["step"] == 11 and found["right"], found
+        ((step, reason),) = found["skipped"]
+        assert step == 12 and "rank-00001.safetensors" in reason
+        assert "step 12" in found["named"] and "rank-00001.safetensors" in found["named"]
+
+
+def test_what_two_ranks_saved_loads_on_one_and_on_three(two_ranks):
+    folder = two_ranks[0]
+    for world in (1, 3):
+        for rank, answer in enumerate(launch("restore_numpy", world, folder)):
+            assert answer["step"] == 1 and answer["right"] and answer["extra"] == {"n": 3}
+            source = rank if rank < 2 else 0
+            assert answer["own"] == {"rank": source, "noise": [source] * 3}
+            assert answer["mapped"] == ({} if rank < 2 else {str(rank): 0})
+
+
+def test_torch_loads_what_dtensors_saved_as_plain_tensors(two_ranks):
+    torch = pytest.importorskip("torch")
+    live = {"shard": torch.zeros(5, 2), "columns": None}
+    with dt.Checkpointer(two_ranks[0] / "run", keep=None) as ckpt:
+        r = ckpt.restore({"dtensor": live}, step=1, rng=False)
+        assert ckpt.verify(1).ok
+    want = torch.arange(10.0).reshape(5, 2)
+    assert torch.equal(live["shard"], want) and torch.equal(live["columns"], want)
+    assert torch.equal(r.state["dtensor"]["short"], want[:1])
+    assert torch.equal(r.state["dtensor"]["copy"], want)
+
+
+def test_a_missing_rank_is_named_within_the_deadline(tmp_path):
+    (answer,) = launch("missing_rank", 2, tmp_path, only=[0])
+    assert answer["kind"] in ("DeadlineExceeded", "PeerFailed") and "rank 1" in answer["text"]
+    assert answer["steps"] == []
+
+
+TRAINER = """
+import sys
+import numpy as np
+import drivetrain as dt
+
+ckpt = dt.Checkpointer(sys.argv[1])
+state = {"w": {f"t{i}": np.zeros((256, 257), np.float32) for i in range(6)}, "extra": {"step": 0}}
+start = ckpt.restore(state).step or 0
+for step in range(start + 1, start + 1000):
+    for array in state["w"].values():
+        array += 1
+    state["extra"]["step"] = step
+    ckpt.save(step, state)
+    print(step, flush=True)
+"""
+
+
+def test_killed_while_saving_leaves_the_old_step_or_the_new(tmp_path):
+    """SIGKILL at seeded moments of asynchronous saves; each restart goes on from a whole step."""
+    rng = random.Random(20261130)
+    reached = 0
+    for attempt in range(6):
+        child = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        started = int(child.stdout.readline())
+        for _ in range(rng.randrange(4)):
+            started = int(child.stdout.readline())
+        time.sleep(rng.random() * 0.05)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        state = {"w": {}, "extra": {}}
+        with dt.Checkpointer(tmp_path) as ckpt:
+            r = ckpt.restore(state)
+        if r.step is None:
+            assert reached == 0, "a committed step was lost"
+            continue
+        assert r.step >= reached and r.skipped == [], attempt
+        reached = r.step
+        assert state["extra"]["step"] == r.step and len(state["w"]) == 6
+        assert all((array == r.step).all() for array in state["w"].values())
+        assert started - r.step <= 3, "more than the saves on their way were lost"
+    assert reached > 0

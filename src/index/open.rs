@@ -1,0 +1,148 @@
+//! From a URI to a table: an index file is opened, anything else is indexed once and the index is
+//! kept in the user's cache (or where the caller says).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::inputs::Inputs;
+use super::progress::Progress;
+use super::schema::META_INPUTS;
+use super::table::SampleTable;
+use super::{INDEX_SUFFIX, nuscenes};
+use crate::error::{Error, Result};
+use crate::storage::{StorageOptions, Store, open_store};
+
+/// What is to be indexed: a root to which sources are relative, and what in it.
+#[derive(Debug)]
+struct Target {
+    store: Arc<dyn Store>,
+    root: String,
+    what: What,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    /// nuScenes tables in this folder below the root.
+    NuScenes { folder: String },
+}
+
+impl What {
+    /// Name of the index file, and of the format as it is stored.
+    fn name(&self) -> String {
+        match self {
+            Self::NuScenes { folder } if folder.is_empty() => "nuscenes".into(),
+            Self::NuScenes { folder } => format!("nuscenes-{folder}"),
+        }
+    }
+}
+
+/// Builds the index of the data set at `uri`, writes it to `out` if given, and returns it (opened
+/// from there). `format` is `auto`, `nuscenes` or `nuscenes:<version folder>`.
+///
+/// Blocks; not for the runtime's own threads.
+pub fn build_index(
+    uri: &str,
+    format: &str,
+    out: Option<&Path>,
+    options: &StorageOptions,
+    progress: &dyn Progress,
+) -> Result<SampleTable> {
+    let target = find(uri, format, options)?;
+    let table = build(&target, &target.root, progress)?;
+    let Some(out) = out else { return Ok(table) };
+    write_and_open(&target, &table, out)
+}
+
+/// Opens what `uri` names: an index file, or a data set whose index is opened from `index` (or the
+/// cache) and made there if it is missing or older than the data set's tables.
+///
+/// Blocks; not for the runtime's own threads.
+pub fn open_dataset(
+    uri: &str,
+    format: &str,
+    index: Option<&Path>,
+    options: &StorageOptions,
+) -> Result<SampleTable> {
+    let progress: &dyn Progress = &();
+    if uri.ends_with(INDEX_SUFFIX) && !uri.contains("://") {
+        return SampleTable::open(Path::new(uri), None);
+    }
+    let target = find(uri, format, options)?;
+    let path = index.map_or_else(|| cache_path(&target), |path| Some(path.to_path_buf()));
+    let Some(path) = path else { return build(&target, &target.root, progress) };
+    if let Some(table) = open_fresh(&target, &path)? {
+        return Ok(table);
+    }
+    let table = build(&target, &target.root, progress)?;
+    match write_and_open(&target, &table, &path) {
+        // A cache that cannot be written costs time, not correctness.
+        Err(e) if index.is_none() => {
+            tracing::warn!("the index is not kept: {e}");
+            Ok(table)
+        }
+        result => result,
+    }
+}
+
+/// The index at `path`, if it is one and the files it was made from are unchanged.
+fn open_fresh(target: &Target, path: &Path) -> Result<Option<SampleTable>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    // A damaged or older index is rebuilt; a file that is no index at all stays: it is not ours.
+    let table = match SampleTable::open(path, Some(&target.root)) {
+        Ok(table) => table,
+        Err(Error::Corrupt { .. }) if is_ours(path) => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let fresh = Inputs::are_fresh(table.metadata(META_INPUTS), &target.store)?;
+    Ok(fresh.then_some(table))
+}
+
+fn is_ours(path: &Path) -> bool {
+    path.to_str().is_some_and(|path| path.ends_with(INDEX_SUFFIX))
+}
+
+fn build(target: &Target, root: &str, progress: &dyn Progress) -> Result<SampleTable> {
+    match &target.what {
+        What::NuScenes { folder } => nuscenes::build(&target.store, folder, root, progress),
+    }
+}
+
+/// An index that lies in its data's root says so relatively, so that both can be moved together.
+fn write_and_open(target: &Target, table: &SampleTable, path: &Path) -> Result<SampleTable> {
+    let root = target.store.capabilities().local_root;
+    let parent = path.parent().and_then(|p| std::path::absolute(p).ok());
+    let inside = root.is_some_and(|root| parent.is_some_and(|parent| parent == root));
+    let table = if inside { table.with_root(".")? } else { table.clone() };
+    table.write(path)?;
+    SampleTable::open(path, None)
+}
+
+/// `$XDG_CACHE_HOME/drivetrain/<hash of the root>/<name>.index.arrow`, or below `~/.cache`.
+fn cache_path(target: &Target) -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CACHE_HOME")
+        .filter(|p| p.is_absolute())
+        .or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+    let hash = xxhash_rust::xxh3::xxh3_128(target.root.as_bytes());
+    let name = format!("{}{INDEX_SUFFIX}", target.what.name());
+    Some(base.join("drivetrain").join(format!("{hash:032x}")).join(name))
+}
+
+fn find(uri: &str, format: &str, options: &StorageOptions) -> Result<Target> {
+    let (format, version) = match format.split_once(':') {
+        Some((format, version)) => (format, Some(version)),
+        None => (format, None),
+    };
+    if !matches!(format, "auto" | "nuscenes") {
+        return Err(Error::invalid("format", "auto or nuscenes", format));
+    }
+    let store = open_store(uri, options)?;
+    let folder = nuscenes::find_tables(&store, version)?.ok_or_else(|| Error::NotFound {
+        what: format!("a data set in {}", store.uri()),
+        advice: "give a folder with nuScenes tables (v1.0-…/)".into(),
+    })?;
+    let root = store.uri().to_string();
+    Ok(Target { store, root, what: What::NuScenes { folder } })
+}

@@ -1,0 +1,1 @@
+//! mmdet3d info files.
