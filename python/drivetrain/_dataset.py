@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,7 +69,7 @@ class Dataset:
 
     Made by `drivetrain.open`. `ds[i]` is a dict with `key` (str), `scene` (str), `timestamp_ns`
     (int) and every field in its natural form: images (H, W, 3) uint8 RGB, depth (H, W) uint16,
-    `Points`, `Boxes`, `Pose`, `Calibration`, text, numbers, arrays, and bytes where no decoder
+    `PointCloud`, `Boxes`, `Pose`, `Calibration`, text, numbers, arrays, and bytes where no decoder
     exists; None where the sample has none.
 
     A Dataset can be pickled: it travels as the paths of its index and the rows of a selection,
@@ -235,3 +237,61 @@ def _reopen(
             f"{fingerprint}, found {native.fingerprint}; open the data set again"
         )
     return Dataset(native)
+
+
+def open(
+    uri: str | os.PathLike[str],
+    format: str = "auto",
+    index: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Dataset:
+    """Opens a data set; the first time its index is built, later it is mapped.
+
+    Args:
+        uri: A data set (a folder, an archive, an info file), local or on an object store, or an
+            index file `<name>.index.arrow`.
+        format: "auto", or the name of a format (see docs/formats.md).
+        index: Index file to use; made there if it is missing or out of date.
+        cache: Folder for indexes that have no file of their own; by default a folder
+            `drivetrain` in the user's cache folder.
+        storage_options: Options of the object store, as object_store spells them.
+
+    Raises:
+        NotFound: there is nothing, or nothing that is known, at `uri`.
+        Corrupt: the data set's own tables are damaged; the message names file and place.
+    """
+    location = os.fspath(uri)
+    if index is None and cache is not None and not location.endswith(".index.arrow"):
+        index = _cached_index(location, format, cache)
+    options = dict(storage_options) if storage_options else None
+    path = None if index is None else os.fspath(index)
+    return Dataset(_native.open_dataset(location, format, path, options))
+
+
+def _cached_index(location: str, format: str, cache: str | os.PathLike[str]) -> str:
+    where = location if "://" in location else os.path.abspath(location)
+    name = hashlib.sha256(f"{format} {where}".encode()).hexdigest()[:32]
+    folder = pathlib.Path(cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder / f"{name}.index.arrow")
+
+
+def index(
+    uri: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    format: str = "auto",
+    storage_options: Mapping[str, str] | None = None,
+) -> Dataset:
+    """Builds the index of a data set anew and returns the data set.
+
+    Args:
+        uri: A data set, local or on an object store.
+        out: Where to write the index, `<name>.index.arrow`; None keeps it in memory, and such a
+            Dataset cannot be pickled.
+        format: "auto", or the name of a format (see docs/formats.md).
+        storage_options: Options of the object store, as object_store spells them.
+    """
+    path = None if out is None else os.fspath(out)
+    options = dict(storage_options) if storage_options else None
+    return Dataset(_native.build_index(os.fspath(uri), path, format, options))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Points:
+class PointCloud:
     """A point cloud.
 
     Attributes:
@@ -47,7 +47,7 @@ class Points:
         return array.copy() if copy and array is self.array else array
 
     def __repr__(self) -> str:
-        return f"Points({len(self)} x {', '.join(self.columns)}; frame={self.frame})"
+        return f"PointCloud({len(self)} x {', '.join(self.columns)}; frame={self.frame})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +161,9 @@ def _array(raw: tuple) -> np.ndarray:
     return array_of(raw[1], raw[2], raw[3])
 
 
-def _points(raw: tuple) -> Points:
+def _points(raw: tuple) -> PointCloud:
     _, buffer, count, columns, frame = raw
-    return Points(array_of(buffer, "float32", (count, len(columns))), tuple(columns), frame)
+    return PointCloud(array_of(buffer, "float32", (count, len(columns))), tuple(columns), frame)
 
 
 def _pose(raw: tuple) -> Pose:

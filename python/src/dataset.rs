@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use drivetrain::index::{FieldSpec, SampleTable};
+use drivetrain::index::{self, FieldSpec, SampleTable};
 use drivetrain::storage::{OptionMap, StorageOptions};
 use drivetrain::{Error, Result};
 use parking_lot::Mutex;
@@ -192,8 +192,44 @@ fn open_index(
     Ok(NativeDataset::new(table, self::storage_options(storage_options)))
 }
 
+/// Opens a data set, making its index if there is none or it is out of date.
+#[pyfunction]
+#[pyo3(signature = (uri, format = "auto", index = None, storage_options = None))]
+fn open_dataset(
+    py: Python<'_>,
+    uri: &str,
+    format: &str,
+    index: Option<PathBuf>,
+    storage_options: Option<OptionMap>,
+) -> PyResult<NativeDataset> {
+    let options = self::storage_options(storage_options);
+    let table = py
+        .detach(|| index::open_dataset(uri, format, index.as_deref(), &options))
+        .map_err(|e| to_python(py, &e))?;
+    Ok(NativeDataset::new(table, options))
+}
+
+/// Builds an index, writes it to `out` if given, and opens it.
+#[pyfunction]
+#[pyo3(signature = (uri, out = None, format = "auto", storage_options = None))]
+fn build_index(
+    py: Python<'_>,
+    uri: &str,
+    out: Option<PathBuf>,
+    format: &str,
+    storage_options: Option<OptionMap>,
+) -> PyResult<NativeDataset> {
+    let options = self::storage_options(storage_options);
+    let table = py
+        .detach(|| index::build_index(uri, format, out.as_deref(), &options, &()))
+        .map_err(|e| to_python(py, &e))?;
+    Ok(NativeDataset::new(table, options))
+}
+
 /// Adds this file's class and functions to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<NativeDataset>()?;
-    module.add_function(wrap_pyfunction!(open_index, module)?)
+    module.add_function(wrap_pyfunction!(open_index, module)?)?;
+    module.add_function(wrap_pyfunction!(open_dataset, module)?)?;
+    module.add_function(wrap_pyfunction!(build_index, module)?)
 }

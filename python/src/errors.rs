@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::ffi::CString;
+use std::io::ErrorKind;
 
 use drivetrain::Error;
 
@@ -76,6 +77,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::Corrupt { .. } | Error::Format { .. } => "Corrupt",
         Error::Changed { .. } => "SourceChanged",
         Error::Invalid { .. } => "InvalidArgument",
+        Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => "NotFound",
         Error::Io { .. } | Error::Injected { .. } => "StorageError",
         Error::NoSpace { .. } => "NoSpace",
         Error::Timeout { .. } => "DeadlineExceeded",

@@ -59,6 +59,13 @@ struct Process {
 #[derive(Debug, Clone)]
 pub struct RunningPass(Arc<PassState>);
 
+impl RunningPass {
+    /// Stops reading ahead and drops what was read; for iterators nobody will ask again.
+    pub fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
 /// Everything a loader counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoaderStats {
@@ -200,6 +207,7 @@ impl Loader {
                 advice: "call iter(loader) in the process that uses it".into(),
             });
         }
+        let _caller = state.caller()?;
         self.cursor.lock().check_current(state.pass())?;
         let engine = self.current_engine(state)?;
         let _timer = engine.stages.time(Stage::Wait);

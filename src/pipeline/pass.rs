@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::batch::Batch;
@@ -50,6 +50,8 @@ pub struct PassState {
     room: Notify,
     /// The driver waits here for leave to use private memory.
     private: Notify,
+    /// Taken by the caller inside `next`: batches and positions would swap between two.
+    caller: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -100,6 +102,7 @@ impl PassState {
             ready: Condvar::new(),
             room: Notify::new(),
             private: Notify::new(),
+            caller: Mutex::new(()),
         })
     }
 
@@ -140,6 +143,12 @@ impl PassState {
     /// Whether it was stopped.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// The one caller that may take batches now.
+    pub fn caller(&self) -> Result<MutexGuard<'_, ()>> {
+        let caller = self.caller.try_lock();
+        caller.ok_or_else(|| Error::invalid("iterator", "one thread at a time", "another inside"))
     }
 
     /// Waits until another step may start.

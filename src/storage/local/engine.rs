@@ -48,6 +48,8 @@ pub enum EngineKind {
 pub trait Engine: fmt::Debug + Send + Sync {
     /// Which one it is.
     fn kind(&self) -> EngineKind;
+    /// Process that started it; its threads do not exist in a forked child.
+    fn pid(&self) -> u32;
     /// Bounds the operations in flight.
     fn slots(&self) -> &Arc<Semaphore>;
     /// Takes an operation; its outcome goes to the operation's receiver.

@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::counters::{Counters, Moved};
-use super::engine::{Engine, run};
+use super::engine::{Engine, engine, run};
 use super::op::Work;
 use super::sys::{deadline, write_error};
 use super::{LocalOptions, names};
@@ -99,9 +99,22 @@ impl Target {
     /// Runs one operation under the deadline.
     pub async fn run(&self, op: &'static str, offset: u64, work: Work) -> Result<(Work, usize)> {
         let what = format!("{op} of {}", self.path.display());
-        let running = run(&*self.engine, &self.file, offset, work, self.direct);
-        let outcome = deadline(self.options.op_timeout, &what, running).await?;
+        let wait = match work {
+            Work::Sync => self.options.sync_timeout,
+            _ => self.options.op_timeout,
+        };
+        let engine = self.living_engine()?;
+        let running = run(&*engine, &self.file, offset, work, self.direct);
+        let outcome = deadline(wait, &what, running).await?;
         outcome.map_err(|e| self.error(op, e))
+    }
+
+    /// The engine, or this process's own if the file was opened before a fork.
+    fn living_engine(&self) -> Result<Arc<dyn Engine>> {
+        if self.engine.pid() == std::process::id() {
+            return Ok(Arc::clone(&self.engine));
+        }
+        engine(self.options.engine)
     }
 
     /// As [`Target::run`], with a full disk told as such.
