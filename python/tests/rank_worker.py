@@ -60,7 +60,7 @@ def torch_two_ranks(rank, world, folder):
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     ckpt = dt.Checkpointer(folder / "run", timeout="60s")
     found = {"ranks": [ckpt.rank, ckpt.world_size]}
-    for scenario in (save_and_restore, differing_state, damage_on_one_rank):
+    for scenario in (save_and_restore, differing_state, one_rank_refuses, damage_on_one_rank):
         found[scenario.__name__] = scenario(ckpt, rank, world, folder, torch)
         dist.barrier()
     ckpt.close()
@@ -151,6 +151,18 @@ def differing_state(ckpt, rank, world, folder, torch):
         ckpt.save(2, {"same": {"a": 1}, "extra": {"deep": [0, rank]}}, blocking=True)
     except _native.InvalidArgument as error:
         return {"text": str(error), "steps": ckpt.steps()}
+    return {}
+
+
+def one_rank_refuses(ckpt, rank, world, folder, torch):
+    import time
+
+    start = time.monotonic()
+    try:
+        ckpt.save(2, {"extra": {"bad": (lambda: 0) if rank == 1 else 1}}, blocking=True)
+    except _native.DrivetrainError as error:
+        soon = time.monotonic() - start < 30
+        return {"kind": type(error).__name__, "text": str(error), "soon": soon}
     return {}
 
 

@@ -68,6 +68,13 @@ def test_state_that_differs_is_refused_naming_key_and_ranks(two_ranks):
     assert len({answer["differing_state"]["text"] for answer in two_ranks[1]}) == 1
 
 
+def test_a_rank_that_cannot_save_stops_the_others_at_once(two_ranks):
+    healthy, sick = (answer["one_rank_refuses"] for answer in two_ranks[1])
+    assert sick["kind"] == "Unsupported" and "extra.bad" in sick["text"]
+    assert healthy["kind"] == "PeerFailed" and "rank 1" in healthy["text"]
+    assert "extra.bad" in healthy["text"] and healthy["soon"]
+
+
 def test_damage_seen_by_one_rank_moves_all_to_the_same_older_step(two_ranks):
     for answer in two_ranks[1]:
         found = answer["damage_on_one_rank"]

@@ -12,6 +12,7 @@ mod input;
 mod inputs;
 mod ipc;
 pub mod join;
+mod mmdet3d;
 mod nuscenes;
 mod open;
 mod progress;
@@ -21,6 +22,7 @@ mod sources;
 pub mod stream;
 mod table;
 mod types;
+mod webdataset;
 
 pub use builder::{IndexBuilder, IndexMeta};
 pub use inputs::source_matches;

@@ -2,22 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from drivetrain import _native
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._native import DeadlineExceeded
 
 #: Ctrl-C is noticed between two waits of this length; a wait ends at once when the save does.
 WAIT_SLICE_S = 0.2
-
-
-class NativeHandle(Protocol):
-    """See `drivetrain._native.SaveHandle`."""
-
-    staged_seconds: float
-
-    def wait(self, timeout_s: float | None) -> int: ...
-    def done(self) -> bool: ...
 
 
 class SaveHandle:
@@ -29,7 +20,7 @@ class SaveHandle:
     def __init__(
         self,
         step: int,
-        native: NativeHandle | None,
+        native: _native.SaveHandle | None,
         error: Exception | None = None,
         on_seen: Callable[["SaveHandle"], None] | None = None,
     ) -> None:

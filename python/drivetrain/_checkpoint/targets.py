@@ -9,12 +9,13 @@ last (`load_state_dict`, assignments into given dicts).
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
+from drivetrain import _native
 from drivetrain._checkpoint import dtypes, optimizer, pieces, typed_json
 from drivetrain._checkpoint.fills import (
     Fill,
-    NativeTarget,
     copy_containers,
     dict_items,
     empty_dict,
@@ -23,7 +24,7 @@ from drivetrain._checkpoint.fills import (
 )
 from drivetrain._checkpoint.pieces import Place
 from drivetrain._checkpoint.rng import set_rng_state
-from drivetrain._checkpoint.tree import RNG, is_stateful
+from drivetrain._checkpoint.tree import RNG, check_named, is_stateful
 from drivetrain._checkpoint.typed_json import Path, format_path
 from drivetrain._checkpoint.values import PerRank, Sharded
 from drivetrain._native import Corrupt, InvalidArgument, Unsupported
@@ -32,23 +33,11 @@ from drivetrain._native import Corrupt, InvalidArgument, Unsupported
 NAMES_SHOWN_MAX = 8
 
 
-class OpenStep(Protocol):
-    """A committed step whose manifest has been checked; see `drivetrain._native.OpenStep`."""
-
-    step: int
-    world_size: int
-    attempt: str
-
-    def state_json(self) -> str: ...
-    def per_rank_json(self, rank: int) -> str | None: ...
-    def read_into(self, targets: list[NativeTarget]) -> None: ...
-
-
 @dataclass
 class Plan:
     """What a restore will do on this rank."""
 
-    opened: OpenStep
+    opened: _native.OpenStep
     rank: int
     world_size: int
     allow_pickle: bool = False
@@ -72,6 +61,7 @@ class Plan:
         `InvalidArgument` names what does not fit: shapes always, missing and unexpected names with
         `strict`.
         """
+        check_named(targets)
         tree = typed_json.loads(self.opened.state_json())
         if not isinstance(tree, dict):
             raise Corrupt("checkpoint state is no object; restore another step")
@@ -82,7 +72,7 @@ class Plan:
                 continue
             self.state[name], new = self._fill(tree[name], live, (name,))
             if new is not live:
-                self._calls.append(lambda name=name, new=new: targets.update({name: new}))
+                self._calls.append(partial(targets.__setitem__, name, new))
         if self.strict and (self.missing or self.unexpected):
             raise InvalidArgument(self._mismatch())
         if rng and RNG in tree:
@@ -187,7 +177,7 @@ class Plan:
         if items is None:
             raise InvalidArgument(f"{format_path(path)}: the checkpoint holds no module state here")
         live = module.state_dict()
-        loaded: dict[str, Any] = {}
+        loaded: dict[typed_json.Key, Any] = {}
         by_module = has_hooks(module)
         for text, child in items.items():
             key = typed_json.decode_key(text)
