@@ -158,7 +158,7 @@ fn a_committed_step_is_refused_unless_overwritten() {
     let error = save(&ckpt, 5, &state(2)).unwrap_err();
     assert!(matches!(&*error, Error::AlreadyExists { .. }), "{error}");
     assert_eq!(read(&ckpt, 5, &state(1)).unwrap(), state(1));
-    save_with(&ckpt, 5, &state(2), "{}", SaveOptions { overwrite: true }).unwrap();
+    save_with(&ckpt, 5, &state(2), "{}", SaveOptions { overwrite: true, blocking: true }).unwrap();
     assert_eq!(read(&ckpt, 5, &state(2)).unwrap(), state(2));
     let attempts = std::fs::read_dir(dir.path().join("step-00000005")).unwrap().count();
     assert_eq!(attempts, 2, "manifest.json and one attempt");

@@ -16,6 +16,7 @@ mod mmdet3d;
 mod nuscenes;
 mod open;
 mod progress;
+mod read;
 mod reader;
 mod schema;
 mod sources;
@@ -29,6 +30,7 @@ pub use inputs::source_matches;
 pub use nuscenes::SWEEPS_MAX;
 pub use open::{build_index, open_dataset};
 pub use progress::Progress;
+pub use read::BlobReader;
 pub use schema::Layout;
 pub use table::SampleTable;
 pub use types::{

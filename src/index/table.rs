@@ -279,6 +279,12 @@ impl SampleTable {
         matches!(self.inner.columns.get(field), Some(Column::Blob(..)))
     }
 
+    /// Whether a sample has a value in a field. A file that was missing is not one.
+    pub fn has_value(&self, field: usize, row: usize) -> bool {
+        let Ok((_, column)) = self.column(field) else { return false };
+        self.checked(row).is_ok_and(|row| column.has_value(row))
+    }
+
     /// One source.
     pub fn source(&self, id: u32) -> Result<Source> {
         let sources = &self.inner.sources;
