@@ -28,6 +28,10 @@ HALF_VIEW_DEG = 35.0
 REACH_M = 32.0
 PILLARS = 32
 CELLS = 16
+#: Points are counted per pillar in bands of height above the LiDAR, metres: road, bodies, roofs
+#: of cars, taller things, trees and houses.
+BAND_EDGES_M = (-1.6, -0.9, -0.2, 1.2)
+BANDS = len(BAND_EDGES_M) + 1
 #: Vehicles nearer than this count for the cameras' own head, metres.
 NEAR_M = 24.0
 #: Columns of a point: x, y, z, intensity, ring, dt_s.
@@ -60,12 +64,13 @@ class Cameras(nn.Module):
 
 
 class Pillars(nn.Module):
-    """Ragged points (N, 6) with offsets (B + 1) to a grid (B, C + 2, PILLARS, PILLARS)."""
+    """Ragged points (N, 6) with offsets (B + 1) to a grid (B, C + BANDS, PILLARS, PILLARS)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.point = nn.Sequential(nn.Linear(7, 16), nn.ReLU(), nn.Linear(16, channels))
         self.channels = channels
+        self.register_buffer("edges", torch.tensor(BAND_EDGES_M), persistent=False)
 
     def forward(self, points: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         batch = offsets.numel() - 1
@@ -87,12 +92,14 @@ class Pillars(nn.Module):
             dim=1,
         )
         features = torch.relu(self.point(inputs))
-        count = torch.zeros(total).index_add_(0, pillar, torch.ones(len(pillar)))
+        one = torch.ones(len(pillar))
+        count = torch.zeros(total).index_add_(0, pillar, one)
         summed = torch.zeros(total, self.channels).index_add(0, pillar, features)
         mean = summed / count.clamp(min=1.0)[:, None]
-        height = torch.full((total,), -3.0)
-        height = height.scatter_reduce(0, pillar, points[:, 2].contiguous(), "amax")
-        grid = torch.cat([mean, torch.log1p(count)[:, None], height[:, None]], dim=1)
+        bands = torch.bucketize(points[:, 2].contiguous(), self.edges)
+        layers = torch.zeros(total * BANDS).index_add_(0, pillar * BANDS + bands, one)
+        layers = torch.log1p(layers.reshape(total, BANDS))
+        grid = torch.cat([mean, layers], dim=1)
         return grid.reshape(batch, PILLARS, PILLARS, -1).permute(0, 3, 1, 2)
 
 
@@ -131,7 +138,7 @@ class DrivingModel(nn.Module):
         self.cameras = Cameras(32)
         self.pillars = Pillars(24)
         self.grid = nn.Sequential(
-            nn.Conv2d(26, 32, 3, padding=1),
+            nn.Conv2d(24 + BANDS, 32, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(32, 32, 3, stride=2, padding=1),
             nn.ReLU(),

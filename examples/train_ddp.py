@@ -17,12 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import drivetrain as dt
 import torch
 import torch.distributed as dist
 from driving_model import CAMERAS, DrivingModel, loss_of, targets
 from torch.nn.parallel import DistributedDataParallel
-
-import drivetrain as dt
 
 IMAGE_SIZE = (64, 176)
 FIELDS = {
@@ -41,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="root of a nuScenes-layout data set")
     parser.add_argument("--out", required=True, help="folder or URI of the checkpoints")
-    parser.add_argument("--logs", help="folder for one JSON-lines file per rank")
+    parser.add_argument("--events", help="folder for one JSON-lines file per rank")
     parser.add_argument("--attempt", type=int, default=0, help="number of this start, for the logs")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=2, help="samples per rank and step")
@@ -112,8 +111,8 @@ class Job:
         self.args, self.log = args, log
         self.model = DrivingModel()
         self.ddp = DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3, weight_decay=0.01)
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=4e-3, weight_decay=0.01)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.985)
         self.loader = dt.DataLoader(
             train,
             args.batch_size,
@@ -225,7 +224,7 @@ def main() -> None:
     os.environ.setdefault("MASTER_PORT", "29511")
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    log = Log(args.logs, args.attempt, rank)
+    log = Log(args.events, args.attempt, rank)
     train, held_out = split(dt.open(args.data), args.held_out_scenes)
     if args.max_samples:
         train = train[: args.max_samples]

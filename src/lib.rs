@@ -13,6 +13,7 @@
 //! | [`checkpoint`] | snapshot → write → commit → read back, on any world size |
 //! | [`telemetry`] | counters and where the time went |
 //! | [`synth`] | a deterministic driving world for demos and tests |
+//! | [`view`] | one sample as a page for people |
 //! | [`cli`] | one file per verb of the `drivetrain` program |
 
 pub mod checkpoint;
@@ -27,5 +28,6 @@ pub mod storage;
 pub mod synth;
 pub mod telemetry;
 pub mod transform;
+pub mod view;
 
 pub use error::{Error, Result};

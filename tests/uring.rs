@@ -184,3 +184,49 @@ fn a_full_disk_is_named_with_what_is_needed() {
         assert!(!root.path().join("huge").exists());
     }
 }
+
+/// Set in the re-executed process that forks.
+const FORK_ENV: &str = "DRIVETRAIN_TEST_FORK";
+
+/// Reads, forks, and reads in the child through the file that was opened before.
+#[test]
+fn fork_child() {
+    if std::env::var_os(FORK_ENV).is_none() {
+        return;
+    }
+    let root = disk_folder();
+    std::fs::write(root.path().join("file"), b"0123456789").unwrap();
+    for store in stores(root.path()) {
+        let file = block_on(store.open("file", OpenOptions::default())).unwrap().unwrap();
+        let read = || block_on(file.read_at(3, Buffer::heap(4))).unwrap().unwrap();
+        assert_eq!(&read()[..], b"3456");
+        // SAFETY: nothing else runs in this process; the child only reads and leaves.
+        match unsafe { libc::fork() } {
+            0 => {
+                let good = &read()[..] == b"3456";
+                // SAFETY: leaves without the harness's exit handlers, which belong to the parent.
+                unsafe { libc::_exit(if good { 42 } else { 1 }) }
+            }
+            pid => {
+                let mut status = 0;
+                // SAFETY: `pid` is our child and `status` is ours.
+                unsafe { libc::waitpid(pid, &raw mut status, 0) };
+                assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42);
+            }
+        }
+        assert_eq!(&read()[..], b"3456");
+    }
+    println!("both read");
+}
+
+#[test]
+fn a_forked_process_gets_engines_of_its_own() {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "uring::fork_child", "--nocapture", "--test-threads=1"])
+        .env(FORK_ENV, "1")
+        .env_remove("DRIVETRAIN_IO_ENGINE")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("both read"), "{said}");
+}

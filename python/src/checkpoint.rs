@@ -67,8 +67,10 @@ impl Checkpointer {
         Ok(Self { inner: inner.map_err(|e| raise(&e))? })
     }
 
-    /// Stages the tensors and commits in the background, or waits if `blocking`.
-    #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite))]
+    /// Stages the tensors and commits in the background, or waits if `blocking`. `check` is called
+    /// between the two; what it raises fails the save on all ranks.
+    #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite,
+        check=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn save(
         &self,
@@ -79,16 +81,33 @@ impl Checkpointer {
         per_rank_json: String,
         blocking: bool,
         overwrite: bool,
+        check: Option<Py<PyAny>>,
     ) -> PyResult<SaveHandle> {
         let rows: Vec<_> = tensors.into_iter().map(input).collect();
-        let options = SaveOptions { overwrite };
-        let saved =
-            py.detach(|| self.inner.save(step, &rows, &state_json, &per_rank_json, options));
-        let handle = SaveHandle { inner: saved.map_err(|e| raise(&e))? };
+        let options = SaveOptions { overwrite, blocking };
+        let mut raised = None;
+        let mut check = || {
+            let Some(check) = &check else { return Ok(()) };
+            Python::attach(|py| check.call0(py).map(drop)).map_err(|e| {
+                let what = e.to_string();
+                raised = Some(e);
+                Error::Peer { rank: self.inner.rank(), what }
+            })
+        };
+        let saved = py.detach(|| {
+            self.inner.save_checked(step, &rows, &state_json, &per_rank_json, options, &mut check)
+        });
+        let inner = saved.map_err(|e| raised.unwrap_or_else(|| raise(&e)))?;
+        let handle = SaveHandle { inner };
         if blocking {
             handle.wait(py, None)?;
         }
         Ok(handle)
+    }
+
+    /// Takes part in a save that this rank cannot make, so that all ranks raise `why` at once.
+    fn refuse(&self, py: Python<'_>, step: i64, why: &str) -> PyResult<()> {
+        py.detach(|| self.inner.refuse(step, why)).map_err(|e| raise(&e))
     }
 
     /// Committed steps, ascending.

@@ -29,6 +29,12 @@ struct NativePass {
     pass: RunningPass,
 }
 
+impl Drop for NativePass {
+    fn drop(&mut self) {
+        self.pass.cancel();
+    }
+}
+
 /// A wish the loader cannot know the words of: the choices by name.
 fn choose<T: Copy>(what: &str, name: &str, choices: &[(&str, T)]) -> Result<T> {
     choices.iter().find(|(n, _)| *n == name).map(|(_, value)| *value).ok_or_else(|| {

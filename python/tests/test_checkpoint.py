@@ -1,6 +1,7 @@
 """Saves and restores of whole objects: filling in place, strictness, policies, lifetimes."""
 
 import collections
+import math
 import multiprocessing
 import os
 import random
@@ -58,6 +59,9 @@ def test_reserved_and_odd_names_are_refused(ckpt):
     for name in ("~rng", 5):
         with pytest.raises(_native.Unsupported, match="names of saved values"):
             ckpt.save(1, {name: 1}, blocking=True)
+    for state in ([1], nn.Linear(1, 1), None):
+        with pytest.raises(ValueError, match="state: expected a dict"):
+            ckpt.save(1, state)
     for step in (-1, 1.0, True):
         with pytest.raises(ValueError, match="step"):
             ckpt.save(step, {"a": 1})
@@ -415,3 +419,32 @@ ckpt.save(7, {"w": torch.ones(1 << 20)})
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     with dt.Checkpointer(tmp_path) as ckpt:
         assert ckpt.steps() == [7]
+
+
+def test_save_load_save_is_a_fixed_point(ckpt):
+    def texts(step):
+        opened = ckpt._native.open(step)
+        return opened.state_json(), opened.per_rank_json(0), opened.tensors()
+
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 / 3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    extra = {"loss": [1 / 3, math.nan, -0.0, 1e300], 7: (1, ())}
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "extra": extra}
+    ckpt.save(1, state, blocking=True)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    fresh = torch.optim.AdamW(model.parameters())
+    again = {
+        "model": model,
+        "optimizer": fresh,
+        "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(fresh, 2),
+        "extra": {},
+    }
+    ckpt.restore(again)
+    ckpt.save(2, again, blocking=True)
+    assert texts(2) == texts(1)

@@ -202,3 +202,15 @@ def test_unsupported_leaves_are_refused_with_their_path(ckpt, kind):
     with pytest.raises(_native.Unsupported, match=r"extra\.deep\.1"):
         ckpt.save(1, {"extra": {"deep": [0, REFUSED[kind]()]}}, blocking=True)
     assert ckpt.steps() == []
+
+
+def test_replicas_are_the_ranks_along_replicated_dimensions():
+    placement = pytest.importorskip("torch.distributed.tensor")
+    from drivetrain._checkpoint.pieces import replica_ranks
+
+    copy, shard = placement.Replicate(), placement.Shard(0)
+    mesh = torch.arange(12).reshape(2, 3, 2)
+    assert replica_ranks(mesh, (1, 2, 0), (shard, shard, shard)) == (10,)
+    assert replica_ranks(mesh, (1, 2, 0), (copy, shard, shard)) == (4, 10)
+    assert replica_ranks(mesh, (1, 2, 0), (shard, copy, copy)) == (6, 7, 8, 9, 10, 11)
+    assert replica_ranks(mesh, (0, 0, 0), (copy, copy, copy)) == tuple(range(12))

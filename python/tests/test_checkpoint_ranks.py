@@ -68,6 +68,13 @@ def test_state_that_differs_is_refused_naming_key_and_ranks(two_ranks):
     assert len({answer["differing_state"]["text"] for answer in two_ranks[1]}) == 1
 
 
+def test_a_rank_that_cannot_save_stops_the_others_at_once(two_ranks):
+    healthy, sick = (answer["one_rank_refuses"] for answer in two_ranks[1])
+    assert sick["kind"] == "Unsupported" and "extra.bad" in sick["text"]
+    assert healthy["kind"] == "PeerFailed" and "rank 1" in healthy["text"]
+    assert "extra.bad" in healthy["text"] and healthy["soon"]
+
+
 def test_damage_seen_by_one_rank_moves_all_to_the_same_older_step(two_ranks):
     for answer in two_ranks[1]:
         found = answer["damage_on_one_rank"]
@@ -97,6 +104,19 @@ def test_torch_loads_what_dtensors_saved_as_plain_tensors(two_ranks):
     assert torch.equal(live["shard"], want) and torch.equal(live["columns"], want)
     assert torch.equal(r.state["dtensor"]["short"], want[:1])
     assert torch.equal(r.state["dtensor"]["copy"], want)
+
+
+def test_fully_sharded_training_continues_and_loads_unsharded(two_ranks):
+    torch = pytest.importorskip("torch")
+    folder, answers = two_ranks
+    assert all(answer["fully_sharded"]["continues"] for answer in answers)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with dt.Checkpointer(folder / "fsdp") as ckpt:
+        ckpt.restore({"model": model, "optimizer": optimizer}, rng=False)
+    for name, parameter in model.named_parameters():
+        assert parameter.tolist() == answers[0]["fully_sharded"]["whole"][name]
+        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
 
 
 def test_a_missing_rank_is_named_within_the_deadline(tmp_path):

@@ -1,6 +1,9 @@
 """DataLoader: values, order, state, tail, iterators, and what arguments mean."""
 
 import json
+import subprocess
+import sys
+import time
 
 import drivetrain as dt
 import numpy as np
@@ -266,6 +269,32 @@ def test_block_shuffle_with_numbers(tar):
     loader = dt.DataLoader(tar, 4, shuffle=("block", 4, 2), fields={})
     assert sorted(number(k) for k in keys(loader)) == list(range(23))
     assert loader.state_dict()["shuffle"] == {"block": {"block": 4, "window": 2}}
+
+
+def test_an_abandoned_iterator_gives_its_memory_back(tree):
+    loader = dt.DataLoader(tree, 1, fields={"CAM_BACK": dt.Image(size=(64, 64))})
+    batch = next(iter(loader))
+    deadline = time.monotonic() + 30
+    while loader.stats()["memory"]["used_bytes"] > loader.stats()["memory"]["held_bytes"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert len(batch["key"]) == 1
+
+
+def test_the_default_loader_reads_through_io_uring_where_it_can(tree):
+    loader = dt.DataLoader(tree, 4)
+    list(loader)
+    io = loader.stats()["io"]
+    findings = {f["name"]: f for f in json.loads(run_doctor())["findings"]}
+    usable = findings["io_uring"]["good"]
+    reads = ("uring_reads", "thread_reads")
+    idle, busy = reads if not usable else reads[::-1]
+    assert io[idle] == 0 and io[busy] > 0
+
+
+def run_doctor():
+    program = [sys.executable, "-m", "drivetrain._cli", "doctor", "--json"]
+    return subprocess.run(program, capture_output=True, text=True, check=False).stdout
 
 
 def test_tensors_are_writable_and_outlive_the_loader(tree):

@@ -119,6 +119,15 @@ def test_text_is_what_a_person_expects():
     assert tj.dumps(tj.encode(value)) == expected
 
 
+def test_paths_are_compact_json():
+    import json
+
+    for path in [(), ("a",), ("a", 5, "5", -3), ('"\\\n', "\u00e4 \u2028", "\x00\x7f")]:
+        text = tj.path_json(path)
+        assert text == json.dumps(list(path), ensure_ascii=False, separators=(",", ":"))
+        assert tuple(json.loads(text)) == path
+
+
 def random_value(rng, depth):
     leaves = [v for v in VALUES if not isinstance(v, (dict, list, tuple))]
     kind = rng.randrange(8 if depth else 2)

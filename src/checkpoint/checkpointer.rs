@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::commit::{self, Job, Place};
 use super::handle::SaveHandle;
 use super::layout::{RollLimits, plan_files, step_dir};
-use super::meet::{FileMeet, Meet, Room, Tick, draw};
+use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
 use super::plan::{TensorIn, plan};
 use super::read::{self, OpenStep, Problem};
 use super::retain::{self, Keep};
@@ -62,6 +62,8 @@ impl Default for Options {
 pub struct SaveOptions {
     /// Replace a committed step.
     pub overwrite: bool,
+    /// The caller waits for the commit, so a second staging slot would never be used.
+    pub blocking: bool,
 }
 
 type Work = (Job, SaveHandle);
@@ -125,41 +127,89 @@ impl Checkpointer {
         per_rank_json: &str,
         options: SaveOptions,
     ) -> Result<SaveHandle> {
-        let started = Instant::now();
+        self.save_checked(step, tensors, state_json, per_rank_json, options, &mut no_tick)
+    }
+
+    /// The same, with a last word of the caller between staging and writing: an error of `check`
+    /// (a tensor changed during the copy) fails the save.
+    ///
+    /// Whatever fails here fails the save on all ranks, at once.
+    pub fn save_checked(
+        &self,
+        step: i64,
+        tensors: &[TensorIn<'_>],
+        state_json: &str,
+        per_rank_json: &str,
+        options: SaveOptions,
+        check: Tick<'_>,
+    ) -> Result<SaveHandle> {
         self.check_process()?;
+        let (mut job, took) = match self.staged_job(step, tensors, check) {
+            Ok(made) => made,
+            Err(error) => {
+                // The caller hears of the first error, which says more than a failed meeting.
+                let _ = self.refuse(step, &error.to_string());
+                return Err(error);
+            }
+        };
+        job.state_json = state_json.into();
+        job.per_rank_json = per_rank_json.into();
+        job.overwrite = options.overwrite;
+        job.blocking = options.blocking;
+        self.enqueue(job, took)
+    }
+
+    /// Takes part in a save of all ranks that this one cannot make: every rank raises `why` and
+    /// nothing is committed. Without it the others would wait for their deadline.
+    pub fn refuse(&self, step: i64, why: &str) -> Result<()> {
+        self.check_process()?;
+        step_dir(step)?;
+        if self.place.room.world_size == 1 {
+            return Ok(());
+        }
+        let job = Job { step, refusal: Some(why.into()), ..Job::default() };
+        self.enqueue(job, Duration::ZERO).map(drop)
+    }
+
+    /// A job with its bytes in a slot, and how long that took.
+    fn staged_job(
+        &self,
+        step: i64,
+        tensors: &[TensorIn<'_>],
+        check: Tick<'_>,
+    ) -> Result<(Job, Duration)> {
+        let started = Instant::now();
         step_dir(step)?;
         let room = &self.place.room;
         let plan = plan(room.rank, room.world_size, tensors)?;
         let images = plan_files(room.rank, &plan.pieces, RollLimits::default())?;
         let (_, bytes) = image_starts(&images);
         let mut slot: Slot = self.slots.acquire(bytes, room.deadline())?;
-        if let Err(e) = stage(&mut slot, &images, &plan.pieces, tensors) {
+        if let Err(e) = stage(&mut slot, &images, &plan.pieces, tensors).and_then(|()| check()) {
             self.slots.give_back(slot);
             return Err(e);
         }
         let job = Job {
             step,
-            op: self.saves.fetch_add(1, Ordering::Relaxed),
             images,
             pieces: plan.pieces,
             groups: plan.groups.into_iter().collect(),
-            staged: Staged::new(slot),
-            state_json: state_json.into(),
-            per_rank_json: per_rank_json.into(),
-            overwrite: options.overwrite,
+            staged: Some(Staged::new(slot)),
+            ..Job::default()
         };
-        let handle = SaveHandle::new(step, started.elapsed());
-        self.enqueue(job, handle.clone())?;
-        Ok(handle)
+        Ok((job, started.elapsed()))
     }
 
-    fn enqueue(&self, job: Job, handle: SaveHandle) -> Result<()> {
+    fn enqueue(&self, mut job: Job, took: Duration) -> Result<SaveHandle> {
+        let handle = SaveHandle::new(job.step, took);
         let mut writer = self.writer.lock();
+        job.op = self.saves.fetch_add(1, Ordering::Relaxed);
         let writer = match writer.as_ref() {
             Some(writer) => writer,
             None => writer.insert(self.start_writer()?),
         };
-        writer.queue.send((job, handle)).map_err(|_| self.closed())
+        writer.queue.send((job, handle.clone())).map_err(|_| self.closed())?;
+        Ok(handle)
     }
 
     fn start_writer(&self) -> Result<Writer> {
@@ -188,6 +238,11 @@ impl Checkpointer {
             what: "a Checkpointer in a forked child".into(),
             advice: "create it in the process that uses it, or start children with spawn".into(),
         })
+    }
+
+    /// Rank of this process.
+    pub fn rank(&self) -> u32 {
+        self.place.room.rank
     }
 
     /// Makes and touches staging memory for states of about `bytes`, so that the first save stops
@@ -270,6 +325,8 @@ impl Drop for Checkpointer {
         self.stopping.store(true, Ordering::Release);
         // The writer ends by itself when the queue is gone and the save in work has stopped.
         drop(self.writer.lock().take());
+        // Not left to it: the process may end before the thread does.
+        self.slots.remove_free();
     }
 }
 
@@ -285,9 +342,18 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
         };
         let outcome = commit::run(place, &job, &mut tick);
         let (staged, tidy) = (job.staged.clone(), commit::Tidy::of(&job));
+        let blocking = job.blocking;
         drop(job);
-        slots.release(staged);
+        let bytes = staged.as_ref().map(|s| s.bytes().len());
+        if let Some(staged) = staged {
+            slots.release(staged);
+        }
         handle.finish(outcome);
+        if let (Some(bytes), false) = (bytes, blocking) {
+            // While the trainer computes: when it saves faster than the disk writes, it will not
+            // have to wait for fresh memory.
+            slots.prepare(bytes, 2);
+        }
         if let Err(error) = commit::tidy(place, tidy) {
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");
         }

@@ -12,10 +12,14 @@ use clap::{Parser, Subcommand};
 use crate::error::{Error, Result};
 
 pub mod args;
+pub mod check;
 pub mod ckpt;
 pub mod doctor;
+pub mod index;
+pub mod info;
 pub mod output;
 pub mod synth;
+pub mod view;
 
 use output::Output;
 
@@ -42,6 +46,14 @@ struct Program {
 enum Verb {
     /// Make a deterministic nuScenes-layout driving dataset
     Synth(synth::Args),
+    /// Read a data set's tables once and write its sample table
+    Index(index::Args),
+    /// Say what is in a data set
+    Info(info::Args),
+    /// Read and decode everything once and report each problem
+    Check(check::Args),
+    /// Write one sample as a page with pictures, points and boxes
+    View(view::Args),
     /// List, inspect and verify checkpoints
     Ckpt(ckpt::Args),
     /// Say what this machine offers and what to change
@@ -51,6 +63,10 @@ enum Verb {
 fn dispatch(verb: Verb, out: &Output) -> Result<u8> {
     match verb {
         Verb::Synth(args) => synth::run(args, out),
+        Verb::Index(args) => index::run(args, out),
+        Verb::Info(args) => info::run(args, out),
+        Verb::Check(args) => check::run(args, out),
+        Verb::View(args) => view::run(args, out),
         Verb::Ckpt(args) => ckpt::run(args, out),
         Verb::Doctor(args) => doctor::run(args, out),
     }

@@ -7,6 +7,7 @@ use super::builder::IndexBuilder;
 use super::input::list_folder;
 use super::types::Source;
 use crate::error::Result;
+use crate::runtime::block_on;
 use crate::storage::{ObjectMeta, Store};
 
 /// Files of a store, known folder by folder.
@@ -36,30 +37,55 @@ impl<'a> Files<'a> {
     /// Source of a path below the root, with what the store says about it now. A file that is not
     /// there becomes a missing source and is counted.
     fn source(&mut self, path: &str) -> Result<Source> {
-        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        if !self.folders.contains_key(folder) {
-            let listed = self.list(folder)?;
-            self.folders.insert(folder.to_string(), listed);
-        }
-        let meta = self.folders.get(folder).and_then(|files| files.get(name));
-        let Some(meta) = meta else {
+        let keep_etag = self.keep_etag;
+        let known = self.meta(path)?.map(|meta| source_of(path, meta, keep_etag));
+        let Some(source) = known else {
             self.missing += 1;
             self.first_missing.get_or_insert_with(|| path.to_string());
             let size_bytes = Source::MISSING_BYTES;
             return Ok(Source { uri: path.into(), size_bytes, etag: String::new(), mtime_ns: 0 });
         };
         self.found += 1;
-        Ok(source_of(path, meta, self.keep_etag))
+        Ok(source)
+    }
+
+    /// Whether the file is there.
+    pub(super) fn exists(&mut self, path: &str) -> Result<bool> {
+        Ok(self.meta(path)?.is_some())
+    }
+
+    fn meta(&mut self, path: &str) -> Result<Option<&ObjectMeta>> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if !self.folders.contains_key(folder) {
+            let listed = self.list(folder)?;
+            self.folders.insert(folder.to_string(), listed);
+        }
+        Ok(self.folders.get(folder).and_then(|files| files.get(name)))
     }
 
     fn list(&self, folder: &str) -> Result<HashMap<String, ObjectMeta>> {
-        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        if folder.is_empty() {
+            return self.list_root();
+        }
+        let prefix = format!("{folder}/");
         let all = list_folder(self.store, folder)?;
         let direct = all.into_iter().filter_map(|meta| {
             let name = meta.path.strip_prefix(&prefix)?.to_string();
             (!name.contains('/')).then_some((name, meta))
         });
         Ok(direct.collect())
+    }
+
+    /// The root's own files; listing it whole would walk the data set.
+    fn list_root(&self) -> Result<HashMap<String, ObjectMeta>> {
+        let names = block_on(self.store.list_names(""))??;
+        let files = names.into_iter().filter(|name| !name.ends_with('/'));
+        files
+            .map(|name| {
+                let meta = block_on(self.store.head(&name))??;
+                Ok((name, meta))
+            })
+            .collect()
     }
 
     /// Id and length of a file as a source, added to the builder the first time.

@@ -26,19 +26,23 @@ pub(super) struct Input {
 
 impl Input {
     pub(super) fn open(store: &Arc<dyn Store>, path: &str) -> Result<Self> {
+        Self::with_chunk(store, path, CHUNK_BYTES)
+    }
+
+    /// Fetches `chunk_bytes` at a time.
+    pub(super) fn with_chunk(store: &Arc<dyn Store>, path: &str, chunk_bytes: u64) -> Result<Self> {
         let object = block_on(store.open(path, OpenOptions::default()))??;
         Ok(Self {
             name: path.to_string(),
             object,
             chunk: None,
             chunk_start: 0,
-            chunk_bytes: CHUNK_BYTES,
+            chunk_bytes,
             position: 0,
             failure: None,
         })
     }
 
-    #[allow(dead_code)]
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -56,27 +60,25 @@ impl Input {
         let held = self.chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
         let inside = (self.chunk_start..self.chunk_start + held).contains(&offset);
         if !inside {
-            self.fetch(offset)?;
+            self.fetch(offset, self.chunk_bytes)?;
         }
         let chunk = self.chunk.as_deref().unwrap_or_default();
         Ok(chunk.get((offset - self.chunk_start) as usize..).unwrap_or_default())
     }
 
     /// Exactly `len` bytes from `offset`, fetched again if the chunk ends before them; fewer only
-    /// at the end of the object. `len` is at most the size of a chunk.
-    #[allow(dead_code)]
+    /// at the end of the object. The caller bounds `len`, which may pass the size of a chunk.
     pub(super) fn exact(&mut self, offset: u64, len: u64) -> Result<&[u8]> {
-        let len = len.min(self.chunk_bytes);
         let wanted = len.min(self.size_bytes().saturating_sub(offset));
         if (self.at(offset)?.len() as u64) < wanted {
-            self.fetch(offset)?;
+            self.fetch(offset, wanted.max(self.chunk_bytes))?;
         }
         let have = self.at(offset)?;
         Ok(&have[..have.len().min(len as usize)])
     }
 
-    fn fetch(&mut self, offset: u64) -> Result<()> {
-        let len = self.size_bytes().saturating_sub(offset).min(self.chunk_bytes);
+    fn fetch(&mut self, offset: u64, len: u64) -> Result<()> {
+        let len = self.size_bytes().saturating_sub(offset).min(len);
         let mut buffer = self.chunk.take().unwrap_or_else(|| Buffer::heap(len as usize));
         if (buffer.capacity() as u64) < len {
             buffer = Buffer::heap(len as usize);

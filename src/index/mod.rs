@@ -12,21 +12,25 @@ mod input;
 mod inputs;
 mod ipc;
 pub mod join;
+mod mmdet3d;
 mod nuscenes;
 mod open;
 mod progress;
+mod read;
 mod reader;
 mod schema;
 mod sources;
 pub mod stream;
 mod table;
 mod types;
+mod webdataset;
 
 pub use builder::{IndexBuilder, IndexMeta};
 pub use inputs::source_matches;
 pub use nuscenes::SWEEPS_MAX;
 pub use open::{build_index, open_dataset};
 pub use progress::Progress;
+pub use read::BlobReader;
 pub use schema::Layout;
 pub use table::SampleTable;
 pub use types::{

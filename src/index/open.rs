@@ -8,8 +8,9 @@ use super::inputs::Inputs;
 use super::progress::Progress;
 use super::schema::META_INPUTS;
 use super::table::SampleTable;
-use super::{INDEX_SUFFIX, nuscenes};
+use super::{INDEX_SUFFIX, mmdet3d, nuscenes, webdataset};
 use crate::error::{Error, Result};
+use crate::runtime::block_on;
 use crate::storage::{StorageOptions, Store, open_store};
 
 /// What is to be indexed: a root to which sources are relative, and what in it.
@@ -24,6 +25,10 @@ struct Target {
 enum What {
     /// nuScenes tables in this folder below the root.
     NuScenes { folder: String },
+    /// These tars below the root, sorted.
+    WebDataset { tars: Vec<String>, name: String },
+    /// This info file below the root.
+    Mmdet3d { path: String },
 }
 
 impl What {
@@ -32,12 +37,15 @@ impl What {
         match self {
             Self::NuScenes { folder } if folder.is_empty() => "nuscenes".into(),
             Self::NuScenes { folder } => format!("nuscenes-{folder}"),
+            Self::WebDataset { name, .. } => format!("webdataset-{name}"),
+            Self::Mmdet3d { path } => format!("mmdet3d-{path}"),
         }
     }
 }
 
 /// Builds the index of the data set at `uri`, writes it to `out` if given, and returns it (opened
-/// from there). `format` is `auto`, `nuscenes` or `nuscenes:<version folder>`.
+/// from there). `format` is `auto`, `nuscenes` (or `nuscenes:<table folder>`),
+/// `webdataset` or `mmdet3d`.
 ///
 /// Blocks; not for the runtime's own threads.
 pub fn build_index(
@@ -106,6 +114,8 @@ fn is_ours(path: &Path) -> bool {
 fn build(target: &Target, root: &str, progress: &dyn Progress) -> Result<SampleTable> {
     match &target.what {
         What::NuScenes { folder } => nuscenes::build(&target.store, folder, root, progress),
+        What::WebDataset { tars, .. } => webdataset::build(&target.store, tars, root, progress),
+        What::Mmdet3d { path } => mmdet3d::build(&target.store, path, root, progress),
     }
 }
 
@@ -135,14 +145,80 @@ fn find(uri: &str, format: &str, options: &StorageOptions) -> Result<Target> {
         Some((format, version)) => (format, Some(version)),
         None => (format, None),
     };
-    if !matches!(format, "auto" | "nuscenes") {
-        return Err(Error::invalid("format", "auto or nuscenes", format));
+    if !FORMATS.contains(&format) {
+        return Err(Error::invalid("format", FORMATS.join(", "), format));
     }
-    let store = open_store(uri, options)?;
-    let folder = nuscenes::find_tables(&store, version)?.ok_or_else(|| Error::NotFound {
-        what: format!("a data set in {}", store.uri()),
-        advice: "give a folder with nuScenes tables (v1.0-…/)".into(),
-    })?;
+    let wants = |name: &str| format == "auto" || format == name;
+    let uri = uri.trim_end_matches('/');
+    let base = uri.rsplit('/').next().unwrap_or(uri);
+    match webdataset::is_tar(base) {
+        Some(true) => return Err(webdataset::refuse_compressed(uri)),
+        Some(false) if wants("webdataset") => {
+            let (store, root) = parent(uri, options)?;
+            let what = What::WebDataset { tars: vec![base.to_string()], name: base.to_string() };
+            return Ok(Target { store, root, what });
+        }
+        _ => {}
+    }
+    if wants("mmdet3d") && base.strip_suffix(".pkl").is_some() {
+        let (store, root) = parent(uri, options)?;
+        return Ok(Target { store, root, what: What::Mmdet3d { path: base.to_string() } });
+    }
+    find_in_folder(uri, &wants, version, options)
+}
+
+/// Formats by the names that `format` accepts.
+const FORMATS: [&str; 4] = ["auto", "nuscenes", "webdataset", "mmdet3d"];
+
+/// Store over the folder that holds the file `uri`.
+fn parent(uri: &str, options: &StorageOptions) -> Result<(Arc<dyn Store>, String)> {
+    let folder = match uri.rsplit_once('/') {
+        Some(("", _)) => "/",
+        Some((folder, _)) => folder,
+        None => ".",
+    };
+    let store = open_store(folder, options)?;
     let root = store.uri().to_string();
-    Ok(Target { store, root, what: What::NuScenes { folder } })
+    Ok((store, root))
+}
+
+fn find_in_folder(
+    uri: &str,
+    wants: &dyn Fn(&str) -> bool,
+    version: Option<&str>,
+    options: &StorageOptions,
+) -> Result<Target> {
+    let store = open_store(if uri.is_empty() { "/" } else { uri }, options)?;
+    let root = store.uri().to_string();
+    if wants("nuscenes")
+        && let Some(folder) = nuscenes::find_tables(&store, version)?
+    {
+        // Given the table folder itself, the data lies beside it.
+        let (store, root, folder) = match uri.rsplit_once('/') {
+            Some((_, base)) if folder.is_empty() => {
+                let (store, root) = parent(uri, options)?;
+                (store, root, base.to_string())
+            }
+            _ => (store, root, folder),
+        };
+        return Ok(Target { store, root, what: What::NuScenes { folder } });
+    }
+    if wants("webdataset") {
+        let names = block_on(store.list_names(""))??;
+        let is_tar = |name: &&String| webdataset::is_tar(name) == Some(false);
+        let mut tars: Vec<_> = names.iter().filter(is_tar).cloned().collect();
+        tars.sort();
+        if !tars.is_empty() {
+            let what = What::WebDataset { tars, name: "folder".into() };
+            return Ok(Target { store, root, what });
+        }
+        if let Some(name) = names.iter().find(|name| webdataset::is_tar(name).is_some()) {
+            return Err(webdataset::refuse_compressed(name));
+        }
+    }
+    Err(Error::NotFound {
+        what: format!("a data set in {root}"),
+        advice: "give a folder with nuScenes tables (v1.0-…/) or tars, a .tar, or an info .pkl"
+            .into(),
+    })
 }

@@ -114,6 +114,16 @@ impl Column {
         Some(array.is_valid(row).then(|| ranges.get(row)))
     }
 
+    pub(super) fn has_value(&self, row: usize) -> bool {
+        match self {
+            Self::Blob(array, ranges, _) => array.is_valid(row) && ranges.length.is_valid(row),
+            Self::Pose(array, ..) | Self::Calibration(array, _) => array.is_valid(row),
+            Self::Boxes(array, _) => array.is_valid(row),
+            Self::Text(array) => array.is_valid(row),
+            Self::Scalar(array) => array.is_valid(row),
+        }
+    }
+
     pub(super) fn blob_timestamp_ns(&self, row: usize) -> Option<i64> {
         let Self::Blob(array, ranges, _) = self else { return None };
         array.is_valid(row).then(|| ranges.timestamp_ns.value(row))

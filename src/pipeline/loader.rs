@@ -59,6 +59,13 @@ struct Process {
 #[derive(Debug, Clone)]
 pub struct RunningPass(Arc<PassState>);
 
+impl RunningPass {
+    /// Stops reading ahead and drops what was read; for iterators nobody will ask again.
+    pub fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
 /// Everything a loader counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoaderStats {
@@ -200,6 +207,7 @@ impl Loader {
                 advice: "call iter(loader) in the process that uses it".into(),
             });
         }
+        let _caller = state.caller()?;
         self.cursor.lock().check_current(state.pass())?;
         let engine = self.current_engine(state)?;
         let _timer = engine.stages.time(Stage::Wait);
@@ -236,9 +244,9 @@ impl Loader {
                     state.cancel();
                     return Err(error);
                 }
-                Taken::Pending { blocked: false } => {}
-                Taken::Pending { blocked: true } => {
-                    self.answer_held(state, engine)?;
+                Taken::Pending { blocked: None } => {}
+                Taken::Pending { blocked: Some(own_bytes) } => {
+                    self.answer_held(state, engine, own_bytes)?;
                     state.pause(slice);
                 }
             }
@@ -256,8 +264,8 @@ impl Loader {
     }
 
     /// The next step waits for memory. If the caller holds all of it, waiting would never end.
-    fn answer_held(&self, state: &PassState, engine: &Engine) -> Result<()> {
-        if !engine.budget.only_held() {
+    fn answer_held(&self, state: &PassState, engine: &Engine, own_bytes: u64) -> Result<()> {
+        if !engine.budget.only_held(own_bytes) {
             return Ok(());
         }
         match self.config.on_held {

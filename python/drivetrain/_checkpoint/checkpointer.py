@@ -50,7 +50,7 @@ class Checkpointer:
             code: only for checkpoints you trust.
         single_writer: accept an object store that cannot create if absent, because no other job
             ever writes here.
-        run_id: name of this run in shared memory; default: from the environment.
+        run_id: name of this run in shared memory; default: the process.
         shm_dir: folder of the staging slots; default: DRIVETRAIN_SHM_DIR, else /dev/shm.
         storage_options: options of the object store, as strings.
     """
@@ -85,6 +85,7 @@ class Checkpointer:
         self._pending: list[SaveHandle] = []
         self._restores = 0
         self._failed_saves = 0
+        self._warned_private = False
         self._closed = True  # until there is something to close
         store, self._store_origin = meeting.own_store(self._rank, self._world_size)
         self._native = _native.Checkpointer(
@@ -157,22 +158,25 @@ class Checkpointer:
         Returns a handle; the tensors may be changed as soon as it is there.
 
         Raises `Unsupported` with the path of a value that cannot be stored, `PeerFailed` with the
-        rank that failed or differs, and failures of earlier saves nobody has seen.
+        rank that failed or differs, and failures of earlier saves nobody has seen; the new save is
+        made all the same.
         """
         self._check_usable()
-        self._report_finished()
         if type(step) is not int or step < 0:
             raise _native.InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
+        finished = [handle for handle in self._pending if handle.done()]
         try:
-            handle = self._start(step, state, rng, overwrite)
+            handle = self._start(step, state, blocking, rng, overwrite)
         except SOFT_FAILURES as error:
             self._failed_saves += 1
             if self._on_error == "raise":
                 raise
             self._warn(step, error)
-            return SaveHandle(step, None, error)
+            return SaveHandle(step, None, error=error)
         if blocking:
             self._finish(handle)
+        # Not before the new save: a rank that has not seen the failure yet makes this save, too.
+        self._report(finished)
         return handle
 
     def _finish(self, handle: SaveHandle) -> None:
@@ -183,25 +187,41 @@ class Checkpointer:
                 raise
             self._warn(handle.step, error)
 
-    def _start(self, step: int, state: dict[str, Any], rng: bool, overwrite: bool) -> SaveHandle:
-        snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle)
-        snapshot.add_all(state)
-        if rng:
-            snapshot.add_rng(rng_state())
-        guard = Guard(snapshot.pieces, self._guard)
-        tensors, alive = snapshot.native_tensors()
+    def _start(
+        self, step: int, state: dict[str, Any], blocking: bool, rng: bool, overwrite: bool
+    ) -> SaveHandle:
+        started = time.perf_counter()
+        try:
+            snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle)
+            snapshot.add_all(state)
+            if rng:
+                snapshot.add_rng(rng_state())
+            guard = Guard(snapshot.pieces, self._guard)
+            # `alive` keeps copies of tensors that are not contiguous in CPU memory
+            tensors, alive = snapshot.native_tensors()
+            texts = snapshot.state_json(), snapshot.per_rank_json()
+        except Exception as error:
+            # without this the other ranks would wait for us until their deadline
+            self._native.refuse(step, str(error))
+            raise
+        collected_s = time.perf_counter() - started
         native = self._native.save(
-            step,
-            tensors,
-            snapshot.state_json(),
-            snapshot.per_rank_json(),
-            blocking=False,
-            overwrite=overwrite,
+            step, tensors, *texts, blocking=blocking, overwrite=overwrite, check=guard.check
         )
         del alive
-        guard.check()
-        handle = SaveHandle(step, native, on_seen=self._seen)
+        stopped_s = time.perf_counter() - started
+        if blocking:  # then the trainer waits for the disk by choice, which is no staging
+            stopped_s = collected_s + native.staged_seconds
+        handle = SaveHandle(step, native, stopped_s, on_seen=self._seen)
         self._pending.append(handle)
+        if not self._warned_private and (reason := self._native.private_reason) is not None:
+            self._warned_private = True
+            warnings.warn(
+                "checkpoints are staged in private memory, which does not outlive a killed "
+                f"process: {reason}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return handle
 
     def restore(
@@ -259,7 +279,7 @@ class Checkpointer:
             for handle in list(self._pending):
                 while not handle.done() and (left := limit - time.monotonic()) > 0:
                     handle.pause(min(left, WAIT_SLICE_S))
-            self._report_finished()
+            self._report([handle for handle in self._pending if handle.done()])
             if self._pending:
                 step = self._pending[0].step
                 raise _native.DeadlineExceeded(
@@ -294,9 +314,8 @@ class Checkpointer:
             if handle.failure() is not None:
                 self._failed_saves += 1
 
-    def _report_finished(self) -> None:
+    def _report(self, finished: list[SaveHandle]) -> None:
         """Raises or warns about failures of finished saves that nobody has seen."""
-        finished = [handle for handle in self._pending if handle.done()]
         failures = []
         for handle in finished:
             if (error := handle.failure()) is not None:

@@ -2,22 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from drivetrain import _native
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._native import DeadlineExceeded
 
 #: Ctrl-C is noticed between two waits of this length; a wait ends at once when the save does.
 WAIT_SLICE_S = 0.2
-
-
-class NativeHandle(Protocol):
-    """See `drivetrain._native.SaveHandle`."""
-
-    staged_seconds: float
-
-    def wait(self, timeout_s: float | None) -> int: ...
-    def done(self) -> bool: ...
 
 
 class SaveHandle:
@@ -29,12 +20,14 @@ class SaveHandle:
     def __init__(
         self,
         step: int,
-        native: NativeHandle | None,
+        native: _native.SaveHandle | None,
+        staged_s: float = 0.0,
         error: Exception | None = None,
         on_seen: Callable[["SaveHandle"], None] | None = None,
     ) -> None:
         self.step = step
         self._native = native
+        self._staged_s = staged_s
         self._error = error
         self._on_seen = on_seen
         self._committed: int | None = None
@@ -44,14 +37,15 @@ class SaveHandle:
         return f"<save of step {self.step}: {state}>"
 
     def staged(self, timeout: str | float | None = None) -> float:
-        """Seconds the trainer was stopped; its tensors may be changed now, `save` has copied them.
+        """Seconds the trainer was stopped: collecting, waiting for a free slot, copying.
+
+        The tensors may be changed now; `save` has copied them.
 
         Raises what made the staging fail.
         """
         if self._native is None:
             self._raise()
-            return 0.0
-        return self._native.staged_seconds
+        return self._staged_s
 
     def done(self) -> bool:
         """True when the save is committed or has failed."""

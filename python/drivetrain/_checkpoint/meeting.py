@@ -59,7 +59,10 @@ def own_store(rank: int, world_size: int) -> tuple[Any, Any]:
         return None, None
     if (group.get_rank(), group.get_world_size()) != (rank, world_size):
         return None, None
-    store = group.distributed_c10d._get_default_store()
+    try:
+        store = group.distributed_c10d._get_default_store()
+    except (AttributeError, RuntimeError, ValueError):
+        return None, None  # a backend that needs no store, such as MPI
     try:
         return store.clone(), store
     except (AttributeError, NotImplementedError, RuntimeError):

@@ -7,13 +7,15 @@ and after `load_state_dict`. A step that is damaged on one rank is left by all.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from drivetrain._checkpoint.targets import OpenStep, Plan
+from drivetrain import _native
+from drivetrain._checkpoint.targets import Plan
 from drivetrain._checkpoint.values import Restored
 from drivetrain._native import (
     CheckpointDamaged,
     Corrupt,
+    DrivetrainError,
     NotFound,
     PeerFailed,
     StorageError,
@@ -27,19 +29,11 @@ STEPS_SHOWN_MAX = 20
 Candidates = list[tuple[int, str | None]]
 
 
-class Native(Protocol):
-    """The part of `drivetrain._native.Checkpointer` that a restore uses."""
-
-    def candidates(self) -> Candidates: ...
-    def open(self, step: int) -> OpenStep: ...
-    def agree(self, tag: str, payload: str) -> list[str]: ...
-
-
 @dataclass
 class Restore:
     """One call of `Checkpointer.restore`."""
 
-    native: Native
+    native: _native.Checkpointer
     uri: str
     rank: int
     world_size: int
@@ -69,8 +63,19 @@ class Restore:
 
     def _candidates(self) -> Candidates:
         """Steps that any rank sees, newest first, with the reason if one cannot use it."""
-        own = json.dumps(self.native.candidates())
-        seen = [dict(map(tuple, json.loads(text))) for text in self._meet("candidates", own)]
+        own: dict[str, Any] = {}
+        error = None
+        try:
+            own["ok"] = self.native.candidates()
+        except DrivetrainError as caught:
+            error, own["error"] = caught, str(caught)
+        answers = [json.loads(text) for text in self._meet("candidates", json.dumps(own))]
+        if error is not None:
+            raise error
+        for rank, answer in enumerate(answers):
+            if "error" in answer:
+                raise PeerFailed(f"rank {rank}: {answer['error']}")
+        seen = [dict(map(tuple, answer["ok"])) for answer in answers]
         merged: dict[int, str | None] = {}
         for step in sorted({step for steps in seen for step in steps}, reverse=True):
             merged[step] = None
@@ -89,23 +94,23 @@ class Restore:
         raise NotFound(f"step {step} of {self.uri} not found: committed steps are {steps}")
 
     def _attempt(self, step: int, targets: dict[str, Any], strict: bool, rng: bool) -> Plan | None:
-        plan: Plan | None = None
+        plans: list[Plan] = []
 
         def prepare() -> str:
-            nonlocal plan
             opened = self.native.open(step)
             plan = Plan(opened, self.rank, self.world_size, self.allow_pickle, strict=strict)
             plan.add_all(targets, rng)
+            plans.append(plan)
             return opened.attempt
 
         def read() -> None:
             self.touched = True
-            plan.read()
+            plans[0].read()
 
         good = self._phase(step, "plan", prepare)
         good = good and self._phase(step, "read", read)
-        good = good and self._phase(step, "apply", lambda: plan.apply())
-        return plan if good else None
+        good = good and self._phase(step, "apply", lambda: plans[0].apply())
+        return plans[0] if good else None
 
     def _phase(self, step: int, name: str, work: Callable[[], str | None]) -> bool:
         """Does one part on all ranks; False when the step is damaged for any of them."""
@@ -149,6 +154,4 @@ class Restore:
         text = f"no committed step of {self.uri} can be restored: {reasons}"
         if self.touched:
             text += "; the targets are partly overwritten, do not train on"
-        error = CheckpointDamaged(text)
-        error.skipped = list(self.skipped)
-        return error
+        return CheckpointDamaged(text)

@@ -9,12 +9,13 @@ last (`load_state_dict`, assignments into given dicts).
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
+from drivetrain import _native
 from drivetrain._checkpoint import dtypes, optimizer, pieces, typed_json
 from drivetrain._checkpoint.fills import (
     Fill,
-    NativeTarget,
     copy_containers,
     dict_items,
     empty_dict,
@@ -23,7 +24,7 @@ from drivetrain._checkpoint.fills import (
 )
 from drivetrain._checkpoint.pieces import Place
 from drivetrain._checkpoint.rng import set_rng_state
-from drivetrain._checkpoint.tree import RNG, is_stateful
+from drivetrain._checkpoint.tree import RNG, check_named, is_stateful
 from drivetrain._checkpoint.typed_json import Path, format_path
 from drivetrain._checkpoint.values import PerRank, Sharded
 from drivetrain._native import Corrupt, InvalidArgument, Unsupported
@@ -32,23 +33,11 @@ from drivetrain._native import Corrupt, InvalidArgument, Unsupported
 NAMES_SHOWN_MAX = 8
 
 
-class OpenStep(Protocol):
-    """A committed step whose manifest has been checked; see `drivetrain._native.OpenStep`."""
-
-    step: int
-    world_size: int
-    attempt: str
-
-    def state_json(self) -> str: ...
-    def per_rank_json(self, rank: int) -> str | None: ...
-    def read_into(self, targets: list[NativeTarget]) -> None: ...
-
-
 @dataclass
 class Plan:
     """What a restore will do on this rank."""
 
-    opened: OpenStep
+    opened: _native.OpenStep
     rank: int
     world_size: int
     allow_pickle: bool = False
@@ -65,6 +54,7 @@ class Plan:
     _names: optimizer.Names = field(default_factory=dict)
     _live: tuple[int, Any] = (0, None)
     _loose: bool = False
+    _parameters: dict[typed_json.Key, Any] = field(default_factory=dict)
 
     def add_all(self, targets: dict[str, Any], rng: bool) -> None:
         """Pairs every target; raises before anything is touched.
@@ -72,6 +62,7 @@ class Plan:
         `InvalidArgument` names what does not fit: shapes always, missing and unexpected names with
         `strict`.
         """
+        check_named(targets)
         tree = typed_json.loads(self.opened.state_json())
         if not isinstance(tree, dict):
             raise Corrupt("checkpoint state is no object; restore another step")
@@ -82,7 +73,7 @@ class Plan:
                 continue
             self.state[name], new = self._fill(tree[name], live, (name,))
             if new is not live:
-                self._calls.append(lambda name=name, new=new: targets.update({name: new}))
+                self._calls.append(partial(targets.__setitem__, name, new))
         if self.strict and (self.missing or self.unexpected):
             raise InvalidArgument(self._mismatch())
         if rng and RNG in tree:
@@ -187,7 +178,7 @@ class Plan:
         if items is None:
             raise InvalidArgument(f"{format_path(path)}: the checkpoint holds no module state here")
         live = module.state_dict()
-        loaded: dict[str, Any] = {}
+        loaded: dict[typed_json.Key, Any] = {}
         by_module = has_hooks(module)
         for text, child in items.items():
             key = typed_json.decode_key(text)
@@ -212,11 +203,12 @@ class Plan:
         groups = "param_groups" in numbered
         stored = optimizer.number_names(live, numbered, self._names) if groups else {}
         named = optimizer.to_names(numbered, stored) if groups else numbered
+        self._parameters = optimizer.parameters_by_key(live, numbered, stored) if groups else {}
         self._loose = True
         try:
             loaded = self._decode(node, path, named)
         finally:
-            self._loose = False
+            self._loose, self._parameters = False, {}
         new = optimizer.to_numbers(loaded, numbered, stored, path) if groups else loaded
         self._calls.append(lambda: live.load_state_dict(copy_containers(new)))
         return loaded
@@ -282,6 +274,8 @@ class Plan:
             place = None
         if place is not None and dtypes.is_array(place.local) and not place.local.flags.writeable:
             place = None
+        if place is None and (new := self._sharded_like(content, path)) is not None:
+            live, place = new, pieces.describe(new, self.rank, self.world_size, path)
         if "data" in content:
             return self._inline(content, live if place else None, place)
         at = tuple(content.get("at", path))
@@ -290,6 +284,20 @@ class Plan:
         if place.here:
             self._fills[pieces.identity(place)] = fill_of(content, at, place)
         return live
+
+    def _sharded_like(self, content: dict, path: Path) -> Any:
+        """New optimizer state for a sharded parameter, spread as that is; None for any other.
+
+        Torch's optimizers make it so, and refuse to mix whole tensors with sharded ones.
+        """
+        if len(path) < 2 or path[-1] == "step" or "lib" in content:
+            return None
+        parameter = self._parameters.get(path[-2])
+        if parameter is None or not pieces.is_dtensor(parameter):
+            return None
+        if tuple(content["shape"]) != tuple(parameter.shape):
+            return None
+        return pieces.sharded_like(parameter, new_like(content, (), strided=False).dtype)
 
     def _fresh(self, content: dict, at: Path) -> Any:
         """A new whole tensor; values that were tied stay tied."""

@@ -23,6 +23,7 @@ from drivetrain._checkpoint.optimizer import (
 from drivetrain._checkpoint.pieces import Place
 from drivetrain._checkpoint.typed_json import Path, refuse
 from drivetrain._checkpoint.values import PerRank, Sharded
+from drivetrain._native import InvalidArgument
 
 #: Larger per-rank tensors go to the rank's file; the rest travels inside the manifest.
 INLINE_BYTES_MAX = 64 * 1024
@@ -56,6 +57,13 @@ def is_stateful(value: Any) -> bool:
     )
 
 
+def check_named(values: Any) -> None:
+    """Refuses what is no dict of names to values."""
+    if not isinstance(values, dict):
+        found = type(values).__name__
+        raise InvalidArgument(f'state: expected a dict such as {{"model": model}}, found {found}')
+
+
 class Snapshot:
     """What one rank contributes to a save.
 
@@ -77,6 +85,7 @@ class Snapshot:
 
     def add_all(self, values: dict[str, Any]) -> None:
         """Takes the named values in; `Unsupported` names the path of one that cannot be stored."""
+        check_named(values)
         self._names = parameter_names(values)
         for name, value in values.items():
             if type(name) is not str or name.startswith("~"):

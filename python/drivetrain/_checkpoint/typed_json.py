@@ -25,6 +25,7 @@ import math
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import Any
 
 from drivetrain._native import Corrupt, DrivetrainError, Unsupported
@@ -41,7 +42,6 @@ DecodeLeaf = Callable[[str, Any, Path], Any]
 DEPTH_MAX = 36
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 
-# made once: a save calls it for every tensor
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 #: The factories a defaultdict may have; a name from a file never becomes anything else.
@@ -63,7 +63,9 @@ def format_path(path: Path) -> str:
 
 def path_json(path: Path) -> str:
     """The compact JSON array of keys that names a tensor on disk."""
-    return _compact(path)
+    # by hand, since a save does it for every tensor
+    keys = (str(key) if isinstance(key, int) else encode_basestring(key) for key in path)
+    return f"[{','.join(keys)}]"
 
 
 def dumps(node: Any) -> str:

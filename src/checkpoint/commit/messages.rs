@@ -32,6 +32,7 @@ impl Failure {
             Error::AlreadyExists { what, advice } => {
                 Self::Exists { what: what.clone(), advice: advice.clone() }
             }
+            Error::Peer { rank, what } => Self::Peer { rank: *rank, what: what.clone() },
             other => Self::Peer { rank, what: other.to_string() },
         }
     }

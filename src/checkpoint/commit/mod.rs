@@ -45,7 +45,7 @@ pub struct Place {
 }
 
 /// A staged save that waits for its turn.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Job {
     /// The step.
     pub step: i64,
@@ -57,14 +57,18 @@ pub struct Job {
     pub pieces: Vec<Piece>,
     /// Replicated tensors, for the comparison of the ranks' lists.
     pub groups: Vec<(Vec<u32>, Group)>,
-    /// The images' bytes.
-    pub staged: Staged,
+    /// The images' bytes; none in a refusal.
+    pub staged: Option<Staged>,
+    /// Why this rank cannot save: then it takes part only to tell the others.
+    pub refusal: Option<String>,
     /// State that must be equal on all ranks: JSON.
     pub state_json: String,
     /// State of this rank: JSON.
     pub per_rank_json: String,
     /// Whether a committed step may be replaced.
     pub overwrite: bool,
+    /// Whether the caller waits for the commit.
+    pub blocking: bool,
 }
 
 /// Where one save call writes.

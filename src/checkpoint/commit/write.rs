@@ -7,8 +7,8 @@ use super::{Folders, Job};
 use crate::checkpoint::layout::{
     Chunk, FileImage, FileRecord, Piece, RAW_CODEC, crc32c, crc32c_join, join,
 };
-use crate::checkpoint::snapshot::{image_bytes, image_starts};
-use crate::error::Result;
+use crate::checkpoint::snapshot::{Staged, image_bytes, image_starts};
+use crate::error::{Error, Result};
 use crate::storage::{Store, WriteOptions, Writer};
 
 /// Bytes per write: large enough for full speed, small enough that checksums of the next slice
@@ -31,7 +31,10 @@ pub async fn write_images(
     job: &Job,
     rank: u32,
 ) -> Result<Written> {
-    let slot = job.staged.bytes();
+    if let Some(why) = &job.refusal {
+        return Err(Error::Peer { rank, what: why.clone() });
+    }
+    let slot = job.staged.as_ref().map(Staged::bytes).unwrap_or_default();
     let (starts, _) = image_starts(&job.images);
     let mut written = Written::default();
     for (image, &start) in job.images.iter().zip(&starts) {

@@ -48,6 +48,8 @@ pub enum EngineKind {
 pub trait Engine: fmt::Debug + Send + Sync {
     /// Which one it is.
     fn kind(&self) -> EngineKind;
+    /// Process that started it; its threads do not exist in a forked child.
+    fn pid(&self) -> u32;
     /// Bounds the operations in flight.
     fn slots(&self) -> &Arc<Semaphore>;
     /// Takes an operation; its outcome goes to the operation's receiver.
@@ -126,9 +128,12 @@ fn current(slot: &mut Option<Engines>) -> &mut Engines {
 
 impl Engines {
     fn uring(&mut self) -> Result<Arc<UringEngine>, String> {
-        let made = self
-            .uring
-            .get_or_insert_with(|| UringEngine::start().map(Arc::new).map_err(|e| refusal(&e)));
+        let start = || UringEngine::start().map(Arc::new).map_err(|e| refusal(&e));
+        let made = self.uring.get_or_insert_with(|| {
+            start().inspect_err(|reason| {
+                tracing::warn!("local I/O uses threads: {reason}; {}", advice(reason));
+            })
+        });
         made.clone()
     }
 

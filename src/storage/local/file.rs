@@ -5,6 +5,7 @@
 //! whole pages that pass through bounce buffers.
 
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,9 +13,10 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::counters::{Counters, Moved};
-use super::engine::{Engine, run};
+use super::engine::{Engine, EngineKind, engine, run};
 use super::op::Work;
 use super::sys::{deadline, write_error};
 use super::{LocalOptions, names};
@@ -99,9 +101,22 @@ impl Target {
     /// Runs one operation under the deadline.
     pub async fn run(&self, op: &'static str, offset: u64, work: Work) -> Result<(Work, usize)> {
         let what = format!("{op} of {}", self.path.display());
-        let running = run(&*self.engine, &self.file, offset, work, self.direct);
-        let outcome = deadline(self.options.op_timeout, &what, running).await?;
+        let wait = match work {
+            Work::Sync => self.options.sync_timeout,
+            _ => self.options.op_timeout,
+        };
+        let engine = self.living_engine()?;
+        let running = run(&*engine, &self.file, offset, work, self.direct);
+        let outcome = deadline(wait, &what, running).await?;
         outcome.map_err(|e| self.error(op, e))
+    }
+
+    /// The engine, or this process's own if the file was opened before a fork.
+    fn living_engine(&self) -> Result<Arc<dyn Engine>> {
+        if self.engine.pid() == std::process::id() {
+            return Ok(Arc::clone(&self.engine));
+        }
+        engine(self.options.engine)
     }
 
     /// As [`Target::run`], with a full disk told as such.
@@ -157,6 +172,23 @@ impl ReadAt for LocalFile {
             }
         }
         .boxed()
+    }
+
+    fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
+        if self.target.direct {
+            return false;
+        }
+        let mut filled = 0;
+        while filled < out.len() {
+            let at = offset + filled as u64;
+            let mut rest = [IoSliceMut::new(&mut out[filled..])];
+            match preadv2(&self.target.file, &mut rest, at, ReadWriteFlags::NOWAIT) {
+                Ok(moved) if moved > 0 => filled += moved,
+                _ => return false,
+            }
+        }
+        self.target.counters.add(Moved::Read, EngineKind::Threads, false, filled);
+        true
     }
 }
 

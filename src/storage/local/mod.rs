@@ -50,19 +50,23 @@ pub use registry::ring_hook;
 
 /// Default of [`LocalOptions::op_timeout`]: a disk that needs longer is broken or unmounted.
 const OP_TIMEOUT: Duration = Duration::from_mins(2);
+/// Default of [`LocalOptions::sync_timeout`]: 90 GB of dirty pages on a slow disk.
+const SYNC_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// How a local store works.
 #[derive(Debug, Clone, Copy)]
 pub struct LocalOptions {
     /// Which engine moves the bytes.
     pub engine: EngineChoice,
-    /// Longest wait for one read, write or fsync; a hung file server becomes an error.
+    /// Longest wait for one read or write; a hung file server becomes an error.
     pub op_timeout: Duration,
+    /// Longest wait for an fsync, which may have gigabytes of cached writes before it.
+    pub sync_timeout: Duration,
 }
 
 impl Default for LocalOptions {
     fn default() -> Self {
-        Self { engine: EngineChoice::Auto, op_timeout: OP_TIMEOUT }
+        Self { engine: EngineChoice::Auto, op_timeout: OP_TIMEOUT, sync_timeout: SYNC_TIMEOUT }
     }
 }
 

@@ -19,6 +19,7 @@ const THREADS: usize = 4;
 #[derive(Debug)]
 pub struct ThreadEngine {
     ops: Option<Sender<Op>>,
+    pid: u32,
     slots: Arc<Semaphore>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -28,7 +29,8 @@ impl ThreadEngine {
     pub fn start() -> io::Result<Self> {
         let (ops, queue) = bounded(IN_FLIGHT_OPS_MAX);
         let threads = (0..THREADS).map(|_| worker(queue.clone())).collect::<io::Result<_>>()?;
-        Ok(Self { ops: Some(ops), slots: Arc::new(Semaphore::new(IN_FLIGHT_OPS_MAX)), threads })
+        let slots = Arc::new(Semaphore::new(IN_FLIGHT_OPS_MAX));
+        Ok(Self { ops: Some(ops), pid: std::process::id(), slots, threads })
     }
 }
 
@@ -63,6 +65,10 @@ fn transfer(op: &mut Op) -> io::Result<usize> {
 impl Engine for ThreadEngine {
     fn kind(&self) -> EngineKind {
         EngineKind::Threads
+    }
+
+    fn pid(&self) -> u32 {
+        self.pid
     }
 
     fn slots(&self) -> &Arc<Semaphore> {

@@ -31,6 +31,7 @@ const START_WAIT_MAX: Duration = Duration::from_secs(30);
 pub struct UringEngine {
     rings: Vec<Ring>,
     next: AtomicUsize,
+    pid: u32,
     slots: Arc<Semaphore>,
 }
 
@@ -90,7 +91,7 @@ impl UringEngine {
     fn with_rings(count: usize) -> io::Result<Self> {
         let rings = (0..count).map(|_| Ring::start()).collect::<io::Result<_>>()?;
         let slots = Arc::new(Semaphore::new(IN_FLIGHT_OPS_MAX));
-        Ok(Self { rings, next: AtomicUsize::new(0), slots })
+        Ok(Self { rings, next: AtomicUsize::new(0), pid: std::process::id(), slots })
     }
 }
 
@@ -151,6 +152,10 @@ impl Drop for Ring {
 impl Engine for UringEngine {
     fn kind(&self) -> EngineKind {
         EngineKind::Uring
+    }
+
+    fn pid(&self) -> u32 {
+        self.pid
     }
 
     fn slots(&self) -> &Arc<Semaphore> {

@@ -253,3 +253,34 @@ impl Writer for LocalWriter {
         self.remove().boxed()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::local::engine::{EngineChoice, engine};
+    use crate::storage::local::{LocalOptions, counters::Counters};
+
+    #[test]
+    fn a_disk_that_fills_up_during_the_write_is_named() {
+        for choice in [EngineChoice::Uring, EngineChoice::Threads] {
+            let Ok(engine) = engine(choice) else { continue };
+            let file = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let target = Target {
+                file: Arc::new(file),
+                // A name that a failed finish may try to remove.
+                path: Arc::new("/nonexistent/full".into()),
+                direct: false,
+                engine,
+                counters: Arc::new(Counters::default()),
+                options: LocalOptions::default(),
+            };
+            let mut writer = Box::new(LocalWriter::new(target, Some(1 << 20)));
+            let error = crate::runtime::block_on(async {
+                writer.write(Bytes::from(vec![0; 100_000])).await.unwrap();
+                writer.finish().await.unwrap_err()
+            });
+            let Error::NoSpace { need_bytes, path, .. } = error.unwrap() else { panic!("other") };
+            assert_eq!((need_bytes, path.as_str()), (1 << 20, "/nonexistent/full"));
+        }
+    }
+}
