@@ -75,11 +75,9 @@ unsafe fn blend_avx2(source: &[u8], weights: &[i16], out: &mut [i16]) {
 #[target_feature(enable = "avx2")]
 fn prefetch(source: &[u8], at: usize, pitch: usize) {
     let next = source.as_ptr().wrapping_add(at);
-    // SAFETY: a prefetch touches no memory and may name any address.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(next.cast());
-        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(pitch).cast());
-    }
+    // A prefetch touches no memory and may name any address.
+    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(pitch).cast());
 }
 
 /// The caller keeps `at + 32` inside `source`.
