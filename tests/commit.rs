@@ -14,6 +14,8 @@ use drivetrain::checkpoint::{Checkpointer, Options, SaveOptions, Target, TensorI
 use drivetrain::storage::Store;
 use drivetrain::storage::local::{LocalOptions, LocalStore};
 
+/// As a caller saves who waits anyway: no second staging slot is made for it.
+const BLOCKING: SaveOptions = SaveOptions { overwrite: false, blocking: true };
 const WAIT: Duration = Duration::from_mins(1);
 
 /// A tensor with its own bytes.
@@ -78,7 +80,7 @@ pub fn alone(root: &Path, options: Options) -> Checkpointer {
 }
 
 pub fn save(ckpt: &Checkpointer, step: i64, tensors: &[Owned]) -> Result<i64, Arc<Error>> {
-    save_with(ckpt, step, tensors, &format!("{{\"step\":{step}}}"), SaveOptions::default())
+    save_with(ckpt, step, tensors, &format!("{{\"step\":{step}}}"), BLOCKING)
 }
 
 pub fn save_with(
@@ -158,7 +160,7 @@ fn a_committed_step_is_refused_unless_overwritten() {
     let error = save(&ckpt, 5, &state(2)).unwrap_err();
     assert!(matches!(&*error, Error::AlreadyExists { .. }), "{error}");
     assert_eq!(read(&ckpt, 5, &state(1)).unwrap(), state(1));
-    save_with(&ckpt, 5, &state(2), "{}", SaveOptions { overwrite: true }).unwrap();
+    save_with(&ckpt, 5, &state(2), "{}", SaveOptions { overwrite: true, blocking: true }).unwrap();
     assert_eq!(read(&ckpt, 5, &state(2)).unwrap(), state(2));
     let attempts = std::fs::read_dir(dir.path().join("step-00000005")).unwrap().count();
     assert_eq!(attempts, 2, "manifest.json and one attempt");
@@ -309,7 +311,7 @@ fn ranks_that_differ_are_refused_by_name() {
         let errors = on_all(&three, |r, ckpt| {
             let (mut tensors, mut state, mut step) = (share(r, 3, 1), "{\"a\":1}".into(), step);
             change(r, &mut tensors, &mut state, &mut step);
-            let saved = save_with(ckpt, step, &tensors, &state, SaveOptions::default());
+            let saved = save_with(ckpt, step, &tensors, &state, BLOCKING);
             saved.unwrap_err().to_string()
         });
         assert!(errors.iter().all(|e| *e == errors[0]), "one error for all: {errors:?}");

@@ -193,6 +193,18 @@ fn an_empty_table_opens() {
 }
 
 #[test]
+fn an_index_is_not_read_with_other_sources() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.index.arrow");
+    table().select(&[1]).unwrap().write(&path).unwrap();
+    let sources = std::fs::read(folder.path().join("x.sources.arrow")).unwrap();
+    table().write(&path).unwrap();
+    std::fs::write(folder.path().join("x.sources.arrow"), sources).unwrap();
+    let message = SampleTable::open(&path, None).unwrap_err().to_string();
+    assert!(message.contains("the sources of index"), "{message}");
+}
+
+#[test]
 fn foreign_files_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.index.arrow");

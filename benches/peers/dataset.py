@@ -6,6 +6,7 @@ so that nothing of ours helps or hinders them.
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -26,10 +27,14 @@ def make(work):
     """Writes the data set below `work` once and returns (root, plan)."""
     root, plan_file = work / "nuscenes", work / "plan.json"
     if not plan_file.exists():
-        command = [drivetrain_program(), "synth", root, "--scenes", str(SCENES)]
+        half = work / "nuscenes.making"
+        shutil.rmtree(half, ignore_errors=True)
+        command = [drivetrain_program(), "synth", half, "--scenes", str(SCENES)]
         command += ["--keyframes", str(KEYFRAMES), "--seed", "7"]
         command += ["--image-size", "1600x900", "--lidar-points", str(LIDAR_POINTS)]
-        subprocess.run([str(c) for c in command], check=True)
+        if not root.exists():
+            subprocess.run([str(c) for c in command], check=True)
+            half.rename(root)
         plan_file.write_text(json.dumps(read_plan(root)))
     return root, json.loads(plan_file.read_text())
 

@@ -244,7 +244,7 @@ def our_sweeps(work, root, plan):
 
     points = dt.Points(
         sweeps=dataset.SWEEPS,
-        columns=("x", "y", "z", "intensity"),
+        columns=("x", "y", "z", "intensity", "dt_s"),
         range=RANGE_M,
         remove_close_m=CLOSE_M,
         ragged="pad",

@@ -2,6 +2,7 @@
 //! next. No parser touches a file, allocates from an unchecked count, or panics on any input.
 
 pub mod error;
+pub mod fuzz;
 pub mod mmdet3d;
 pub mod nuscenes;
 pub mod pickle;

@@ -84,7 +84,7 @@ impl Checkpointer {
         check: Option<Py<PyAny>>,
     ) -> PyResult<SaveHandle> {
         let rows: Vec<_> = tensors.into_iter().map(input).collect();
-        let options = SaveOptions { overwrite };
+        let options = SaveOptions { overwrite, blocking };
         let mut raised = None;
         let mut check = || {
             let Some(check) = &check else { return Ok(()) };

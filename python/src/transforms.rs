@@ -85,7 +85,7 @@ pub struct PointsArgs {
     sweeps: usize,
     range: Option<[f32; 6]>,
     columns: Option<Vec<String>>,
-    remove_close: Option<f32>,
+    remove_close_m: Option<f32>,
 }
 
 impl PointsArgs {
@@ -95,7 +95,7 @@ impl PointsArgs {
             sweeps: self.sweeps,
             range: self.range,
             columns: self.columns.clone(),
-            remove_close_m: self.remove_close,
+            remove_close_m: self.remove_close_m,
         }
     }
 }

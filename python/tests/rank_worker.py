@@ -60,7 +60,13 @@ def torch_two_ranks(rank, world, folder):
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     ckpt = dt.Checkpointer(folder / "run", timeout="60s")
     found = {"ranks": [ckpt.rank, ckpt.world_size]}
-    for scenario in (save_and_restore, differing_state, one_rank_refuses, damage_on_one_rank):
+    for scenario in (
+        save_and_restore,
+        fully_sharded,
+        differing_state,
+        one_rank_refuses,
+        damage_on_one_rank,
+    ):
         found[scenario.__name__] = scenario(ckpt, rank, world, folder, torch)
         dist.barrier()
     ckpt.close()
@@ -143,6 +149,34 @@ def save_and_restore(ckpt, rank, world, folder, torch):
         "sharded": bool((target["sharded"].tensor == part(rank, world).tensor).all()),
         "dtensor": all(torch.equal(dtensors[k].to_local(), want[k].to_local()) for k in want),
         "mapped": r.per_rank_mapped == {},
+    }
+
+
+def fully_sharded(ckpt, rank, world, folder, torch):
+    """FSDP2: sharded parameters, and optimizer state that a fresh optimizer does not have yet."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (world,))
+
+    def make(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 3))
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    model, optimizer = make(1)
+    step_of(torch, model, optimizer, rank, 0)
+    again, fresh = make(2)
+    with dt.Checkpointer(folder / "fsdp", timeout="60s") as own:
+        own.save(1, {"model": model, "optimizer": optimizer}, blocking=True)
+        whole = {name: p.full_tensor().tolist() for name, p in model.named_parameters()}
+        ahead = [step_of(torch, model, optimizer, rank, seed) for seed in (1, 2)]
+        own.restore({"model": again, "optimizer": fresh})
+    return {
+        "continues": [step_of(torch, again, fresh, rank, seed) for seed in (1, 2)] == ahead,
+        "whole": whole,
     }
 
 

@@ -106,6 +106,19 @@ def test_torch_loads_what_dtensors_saved_as_plain_tensors(two_ranks):
     assert torch.equal(r.state["dtensor"]["copy"], want)
 
 
+def test_fully_sharded_training_continues_and_loads_unsharded(two_ranks):
+    torch = pytest.importorskip("torch")
+    folder, answers = two_ranks
+    assert all(answer["fully_sharded"]["continues"] for answer in answers)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with dt.Checkpointer(folder / "fsdp") as ckpt:
+        ckpt.restore({"model": model, "optimizer": optimizer}, rng=False)
+    for name, parameter in model.named_parameters():
+        assert parameter.tolist() == answers[0]["fully_sharded"]["whole"][name]
+        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
+
+
 def test_a_missing_rank_is_named_within_the_deadline(tmp_path):
     (answer,) = launch("missing_rank", 2, tmp_path, only=[0])
     assert answer["kind"] in ("DeadlineExceeded", "PeerFailed") and "rank 1" in answer["text"]

@@ -37,14 +37,15 @@ def measure(script, tmp_path, **values):
 
 
 def test_mixed_sizes_stay_under_the_limit(tmp_path):
-    # 1 KiB to 64 MiB in powers of two, 128 MiB per round: ten times the limit.
+    # 1 KiB to 64 MiB in powers of two, 128 MiB per round: ten times the limit. The limit has room
+    # for the largest batch that the loop still holds and the largest one after it.
     sizes = [1024 << (i * 5 % 17) for i in range(17)] * 12
     path = sparse_webdataset(tmp_path / "big.tar", sizes)
     limit = 150 * MIB
     script = """
         ds = dt.open(os.environ["DATA"], index=os.environ["INDEX"])
         loader = dt.DataLoader(
-            ds, 2, shuffle=True, memory_limit=int(os.environ["LIMIT"]), output="numpy"
+            ds, 1, shuffle=True, memory_limit=int(os.environ["LIMIT"]), output="numpy"
         )
         base, sizes = rss(), {}
         for batch in loader:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -216,7 +217,7 @@ def test_wrong_arguments_are_named():
 
 def gather(clouds, stored=5, **arguments):
     """Returns ((N, C) float32, names)."""
-    base = {"sweeps": 0, "range": None, "columns": None, "remove_close": None}
+    base = {"sweeps": 0, "range": None, "columns": None, "remove_close_m": None}
     names = ["x", "y", "z", "intensity", "ring"][:stored]
     spec = SimpleNamespace(**(base | arguments))
     clouds = [
@@ -253,13 +254,13 @@ def test_sweeps_move_filter_and_get_their_time():
         xyz, low, high = moved[:, :3], np.float32(limits[:3]), np.float32(limits[3:])
         want.append(moved[((xyz > low) & (xyz < high)).all(1)])
     want = np.concatenate(want).astype(np.float32)
-    got, names = gather(clouds, sweeps=3, range=limits, remove_close=1.0)
+    got, names = gather(clouds, sweeps=3, range=limits, remove_close_m=1.0)
     assert names == ["x", "y", "z", "intensity", "ring", "dt_s"]
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-5)
     assert (got[:, 3:] == want[:, 3:]).all()
     chosen, names = gather(
-        clouds, sweeps=3, range=limits, remove_close=1.0, columns=["dt_s", "z", "ring"]
+        clouds, sweeps=3, range=limits, remove_close_m=1.0, columns=["dt_s", "z", "ring"]
     )
     assert (chosen == got[:, [5, 2, 4]]).all()
 
@@ -273,8 +274,34 @@ def test_real_keyframe_in_range_count():
     assert len(got) == expected
 
 
+@pytest.mark.parametrize("close", [None, 1.0])
+def test_real_sweeps_match_the_geometrically_right_reference(close):
+    """nus_info.pkl's second sample: its one stored sweep, twice."""
+    info = pickle.loads(need("nuscenes/nus_info.pkl").read_bytes())["data_list"][1]
+    joins = json.loads((DATA / "expected.json").read_text())["joins"]["nuscenes_multi_sweep"]
+    want = joins["results"][f"exact_inverse,remove_close={close is not None}"]
+
+    def cloud(folder, entry):
+        file = DATA / "nuscenes" / folder / "LIDAR_TOP" / pathlib.Path(entry["lidar_path"]).name
+        return np.fromfile(file, "<f4").reshape(-1, 5)
+
+    clouds = [(cloud("samples", info["lidar_points"]), None, 0.0)]
+    for sweep in info["lidar_sweeps"]:
+        points = sweep["lidar_points"]
+        key_to_sweep = points.get("lidar2sensor", points.get("lidar2cam", sweep.get("lidar2cam")))
+        seconds = info["timestamp"] - sweep["timestamp"]
+        clouds.append((cloud("sweeps", points), np.linalg.inv(np.array(key_to_sweep)), seconds))
+    columns = ["x", "y", "z", "intensity", "dt_s"]
+    got, _ = gather(clouds, sweeps=10, remove_close_m=close, columns=columns)
+    assert len(got) == want["points"]
+    np.testing.assert_allclose(got[0], want["first"], rtol=1e-6)
+    np.testing.assert_allclose(got[len(clouds[0][0])], want["first_of_sweep"], rtol=1e-5)
+    np.testing.assert_allclose(got[-1], want["last"], rtol=1e-5)
+    np.testing.assert_allclose(got.astype(np.float64).sum(0), want["sum"], rtol=1e-6)
+
+
 def test_broken_record_size_is_named():
-    spec = SimpleNamespace(sweeps=0, range=None, columns=None, remove_close=None)
+    spec = SimpleNamespace(sweeps=0, range=None, columns=None, remove_close_m=None)
     with pytest.raises(_native.Corrupt, match="multiple of 20 bytes"):
         _native.transform_points([(b"\0" * 33, None, 0.0)], [], 5, spec)
     with pytest.raises(_native.InvalidArgument, match="range"):

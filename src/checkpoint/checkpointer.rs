@@ -62,6 +62,8 @@ impl Default for Options {
 pub struct SaveOptions {
     /// Replace a committed step.
     pub overwrite: bool,
+    /// The caller waits for the commit, so a second staging slot would never be used.
+    pub blocking: bool,
 }
 
 type Work = (Job, SaveHandle);
@@ -153,6 +155,7 @@ impl Checkpointer {
         job.state_json = state_json.into();
         job.per_rank_json = per_rank_json.into();
         job.overwrite = options.overwrite;
+        job.blocking = options.blocking;
         self.enqueue(job, took)
     }
 
@@ -322,6 +325,8 @@ impl Drop for Checkpointer {
         self.stopping.store(true, Ordering::Release);
         // The writer ends by itself when the queue is gone and the save in work has stopped.
         drop(self.writer.lock().take());
+        // Not left to it: the process may end before the thread does.
+        self.slots.remove_free();
     }
 }
 
@@ -337,11 +342,18 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
         };
         let outcome = commit::run(place, &job, &mut tick);
         let (staged, tidy) = (job.staged.clone(), commit::Tidy::of(&job));
+        let blocking = job.blocking;
         drop(job);
+        let bytes = staged.as_ref().map(|s| s.bytes().len());
         if let Some(staged) = staged {
             slots.release(staged);
         }
         handle.finish(outcome);
+        if let (Some(bytes), false) = (bytes, blocking) {
+            // While the trainer computes: when it saves faster than the disk writes, it will not
+            // have to wait for fresh memory.
+            slots.prepare(bytes, 2);
+        }
         if let Err(error) = commit::tidy(place, tidy) {
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");
         }

@@ -11,7 +11,7 @@ use arrow_array::{
 use arrow_schema::Schema;
 
 use super::ipc;
-use super::schema::sources_schema;
+use super::schema::{META_FINGERPRINT, sources_schema};
 use super::types::Source;
 use crate::error::{Error, Result};
 
@@ -65,8 +65,28 @@ impl Sources {
         })
     }
 
-    pub(super) fn batch(&self) -> &RecordBatch {
-        &self.batch
+    /// The table with the fingerprint of the index it belongs to, so that an index is never read
+    /// with another's sources.
+    pub(super) fn batch_of(&self, fingerprint: &str) -> Result<RecordBatch> {
+        let schema = self.batch.schema_ref();
+        let mut metadata = schema.metadata().clone();
+        metadata.insert(META_FINGERPRINT, fingerprint);
+        let schema = schema.as_ref().clone().with_metadata(metadata);
+        RecordBatch::try_new(Arc::new(schema), self.batch.columns().to_vec())
+            .map_err(|e| Error::invalid("sources", "equal columns", e))
+    }
+
+    /// Fails if the table was written for another index.
+    pub(super) fn check_fingerprint(&self, file: &Path, fingerprint: &str) -> Result<()> {
+        let found = self.batch.schema_ref().metadata().get(META_FINGERPRINT);
+        let found = found.map_or("none", String::as_str);
+        if found == fingerprint {
+            return Ok(());
+        }
+        let expected = format!("the sources of index {fingerprint}");
+        let found = format!("those of {found}");
+        let advice = "delete both files and index again";
+        Err(Error::corrupt(file.display().to_string(), 0, expected, found, advice))
     }
 
     pub(super) fn len(&self) -> usize {

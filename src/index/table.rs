@@ -42,7 +42,10 @@ impl SampleTable {
     /// Maps `<name>.index.arrow` and `<name>.sources.arrow`; `root` replaces the root they name.
     pub fn open(path: &Path, root: Option<&str>) -> Result<Self> {
         let batch = ipc::open(path, check_schema)?;
-        let sources = Sources::open(&sources_path(path)?)?;
+        let sources_file = sources_path(path)?;
+        let sources = Sources::open(&sources_file)?;
+        let fingerprint = batch.schema_ref().metadata().get(schema::META_FINGERPRINT);
+        sources.check_fingerprint(&sources_file, fingerprint.map_or("", String::as_str))?;
         let stored = batch.schema_ref().metadata().get(schema::META_ROOT).cloned();
         let root = match root.or(stored.as_deref()) {
             Some(".") | None => {
@@ -110,7 +113,7 @@ impl SampleTable {
     /// Writes `<name>.index.arrow` and `<name>.sources.arrow`, each atomically, sources first: an
     /// index that exists has its sources. A selection is written as a table of its own.
     pub fn write(&self, path: &Path) -> Result<()> {
-        ipc::write(&sources_path(path)?, self.inner.sources.batch())?;
+        ipc::write(&sources_path(path)?, &self.inner.sources.batch_of(&self.fingerprint)?)?;
         ipc::write(path, &self.batch()?)
     }
 

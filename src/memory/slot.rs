@@ -305,7 +305,10 @@ fn create_locked(path: &Path) -> Result<File> {
             .mode(0o600)
             .open(path)
             .map_err(|e| creation_error(path, e))?;
-        lock(&file, path)?;
+        if let Err(e) = lock(&file, path) {
+            let _ = std::fs::remove_file(path);
+            return Err(e);
+        }
         let inode = |meta: std::fs::Metadata| meta.ino();
         let own = file.metadata().map(inode).ok();
         if own.is_some() && own == std::fs::metadata(path).map(inode).ok() {

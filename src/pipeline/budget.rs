@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -94,10 +95,15 @@ impl Budget {
         lease
     }
 
-    /// Whether everything in use is held by the caller.
-    pub fn only_held(&self) -> bool {
+    /// Whether everything in use, but for `own_bytes` of the asking step, is held by the caller.
+    pub fn only_held(&self, own_bytes: u64) -> bool {
         let held = self.0.held_bytes.load(Ordering::Acquire);
-        held > 0 && self.used_bytes() <= held
+        held > 0 && self.used_bytes() <= held + own_bytes
+    }
+
+    /// Waits until bytes came back, at most `wait`.
+    pub async fn freed(&self, wait: Duration) {
+        let _ = tokio::time::timeout(wait, self.0.freed.notified()).await;
     }
 
     /// Batches and bytes the caller holds, private ones included.
@@ -157,17 +163,18 @@ mod tests {
     fn held_means_delivered_and_not_dropped() {
         let budget = Budget::new(1000);
         let making = budget.try_charge(400).unwrap();
-        assert!(!budget.only_held());
+        assert!(!budget.only_held(0));
         let lease = budget.lease(Some(making), 0);
-        assert!(budget.only_held());
+        assert!(budget.only_held(0));
         let next = budget.try_charge(100).unwrap();
-        assert!(!budget.only_held() && budget.try_charge(501).is_none());
+        assert!(!budget.only_held(0) && budget.only_held(100));
+        assert!(budget.try_charge(501).is_none());
         drop(next);
         let private = budget.lease(None, 77);
         assert_eq!((budget.held(), budget.used_bytes()), ((2, 477), 400));
         drop((lease, private));
         assert_eq!((budget.held(), budget.used_bytes()), ((0, 0), 0));
-        assert!(!budget.only_held());
+        assert!(!budget.only_held(0));
     }
 
     #[test]

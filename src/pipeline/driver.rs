@@ -1,14 +1,17 @@
 //! The driver: one task per pass that plans steps in order, funds them and sets them going.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::budget::Charge;
+use super::coalesce::Read;
 use super::engine::Engine;
 use super::pass::PassState;
 use super::plan::{Cell, Cost, Layout, plan_cell, plan_reads};
 use super::slots::SlotBuffer;
-use super::work::{Funding, Sample, Start, StepWork, keeps_bytes};
+use super::work::{Funding, Sample, Start, StepWork};
 use crate::error::{Error, Result};
+use crate::memory::Buffer;
 use crate::order::{EpochOrder, Partition};
 use crate::telemetry::Stage;
 
@@ -37,12 +40,17 @@ pub async fn drive(engine: Arc<Engine>, pass: Arc<PassState>, partition: Partiti
 }
 
 /// How often the first step of a loader with pictures of unknown size is looked at, once.
-const FIRST_STEP_POLL: std::time::Duration = std::time::Duration::from_millis(1);
+const FIRST_STEP_POLL: Duration = Duration::from_millis(1);
+
+/// How often a scattered arena is tried again without being told that bytes came back: a read's
+/// buffer returns a moment after its step's bytes.
+const FREED_POLL: Duration = Duration::from_millis(5);
 
 struct Planned {
     samples: Vec<Sample>,
     cells: Vec<Vec<Cell>>,
     layout: Layout,
+    reads: Vec<Read>,
     cost: Cost,
 }
 
@@ -64,27 +72,13 @@ fn plan(
             masked: false,
         })
         .collect();
-    let cells: Vec<Vec<Cell>> = samples
-        .iter()
-        .map(|s| {
-            engine.fields.iter().map(|f| plan_cell(&engine.table, f, s.row as usize)).collect()
-        })
-        .collect();
+    let cell = |row: u64, field| plan_cell(&engine.table, field, row as usize);
+    let cells: Vec<Vec<Cell>> =
+        samples.iter().map(|s| engine.fields.iter().map(|f| cell(s.row, f)).collect()).collect();
     let layout = Layout::new(&engine.fields, &cells);
-    let cost = Cost::new(layout.bytes(), &plan_reads(pieces(engine, &cells)));
-    Planned { samples, cells, layout, cost }
-}
-
-fn pieces<'a>(
-    engine: &'a Engine,
-    cells: &'a [Vec<Cell>],
-) -> impl Iterator<Item = (&'a crate::index::BlobRef, bool)> {
-    cells.iter().flat_map(move |sample| {
-        sample.iter().zip(engine.fields.iter()).flat_map(|(cell, field)| {
-            let pieces = if let Cell::Encoded(pieces) = cell { &pieces[..] } else { &[] };
-            pieces.iter().map(move |piece| (&piece.blob, keeps_bytes(field)))
-        })
-    })
+    let reads = plan_reads(&engine.fields, cells.iter());
+    let cost = Cost::new(layout.bytes(), &reads);
+    Planned { samples, cells, layout, reads, cost }
 }
 
 async fn start(
@@ -97,17 +91,18 @@ async fn start(
     let planned = plan(engine, pass, order, partition, step);
     planned.cost.check(engine.budget.limit_bytes())?;
     let funding = fund(engine, pass, step, planned.cost).await;
-    let private = funding.is_none();
+    let mut private = funding.is_none();
+    let needs_slots = !planned.layout.regions.is_empty();
+    let main_bytes = if needs_slots { planned.layout.bytes() } else { 0 };
+    let mut sizes: Vec<usize> = planned.reads.iter().map(|r| r.length as usize).collect();
+    sizes.push(main_bytes);
+    let own_bytes = planned.cost.output_bytes + planned.cost.transient_bytes;
+    let mut buffers = allocate(engine, pass, (step, own_bytes), &sizes, &mut private).await;
     if pass.is_cancelled() {
         return Err(Error::Closed { what: "this iterator".into() });
     }
-    let bytes = planned.layout.bytes();
-    let slots = if planned.layout.regions.is_empty() {
-        None
-    } else {
-        let buffer = engine.buffer(bytes, private);
-        Some(SlotBuffer::new(buffer, planned.layout.regions.clone())?)
-    };
+    let main = buffers.pop().filter(|_| needs_slots);
+    let slots = main.map(|b| SlotBuffer::new(b, planned.layout.regions.clone())).transpose()?;
     let start = Start {
         step,
         samples: planned.samples,
@@ -118,8 +113,64 @@ async fn start(
     };
     let work = StepWork::new(Arc::clone(engine), Arc::clone(pass), start);
     pass.started(step, planned.cost.output_bytes, &work);
-    work.launch(planned.cells.into_iter().enumerate().collect());
+    let reads = planned.reads.into_iter().zip(buffers).collect();
+    work.launch(planned.cells.into_iter().enumerate().collect(), reads);
     Ok(work)
+}
+
+/// All buffers of a step, in the order of `sizes`. They are taken here, by the driver, in the order
+/// of steps, so that waiting for a scattered arena to heal waits for older steps only. Largest
+/// first: small ones would break up the ranges that large ones need.
+async fn allocate(
+    engine: &Engine,
+    pass: &PassState,
+    step: (u64, u64),
+    sizes: &[usize],
+    private: &mut bool,
+) -> Vec<Buffer> {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|i| std::cmp::Reverse(sizes[*i]));
+    let mut buffers: Vec<Option<Buffer>> = sizes.iter().map(|_| None).collect();
+    for index in order {
+        buffers[index] = Some(take(engine, pass, step, sizes[index], private).await);
+    }
+    buffers.into_iter().flatten().collect()
+}
+
+async fn take(
+    engine: &Engine,
+    pass: &PassState,
+    (step, own_bytes): (u64, u64),
+    bytes: usize,
+    private: &mut bool,
+) -> Buffer {
+    if bytes == 0 {
+        return Buffer::heap(0);
+    }
+    let mut waiting = false;
+    while !*private && !pass.is_cancelled() {
+        if let Some(buffer) = engine.try_buffer(bytes) {
+            if waiting {
+                pass.set_blocked(None);
+            }
+            return buffer;
+        }
+        if engine.budget.used_bytes() <= own_bytes {
+            // Nobody else has memory that could come back: its own buffers lie in the way.
+            break;
+        }
+        waiting = true;
+        pass.set_blocked(Some((step, own_bytes)));
+        tokio::select! {
+            () = engine.budget.freed(FREED_POLL) => {}
+            () = pass.private_allowed(step) => *private = true,
+        }
+    }
+    if waiting {
+        pass.set_blocked(None);
+    }
+    engine.trim();
+    engine.buffer(bytes, true)
 }
 
 /// Memory for a step; `None` if it shall lie outside the limit because the caller holds all of it.
@@ -132,7 +183,7 @@ async fn fund(engine: &Engine, pass: &PassState, step: u64, cost: Cost) -> Optio
         return Some(divide(charge, cost));
     }
     let _timer = engine.stages.time(Stage::Memory);
-    pass.set_blocked(Some(step));
+    pass.set_blocked(Some((step, 0)));
     let funding = tokio::select! {
         biased;
         charge = engine.budget.charge(total) => Some(divide(charge, cost)),

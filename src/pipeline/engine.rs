@@ -72,14 +72,24 @@ impl Engine {
         })
     }
 
-    /// A buffer of at least `bytes`. Callers have charged the budget, so the arena has room unless
-    /// lent buffers lie scattered; then, and for `private` steps, it is memory of its own.
+    /// A buffer of `bytes` from the arena, if it has room now.
+    pub fn try_buffer(&self, bytes: usize) -> Option<Buffer> {
+        self.arena.get_or_init(|| Arena::new(self.limit_bytes)).try_alloc(bytes)
+    }
+
+    /// Gives memory that no buffer uses back to the system: before memory outside the limit is
+    /// taken, so that the process grows by as little as possible.
+    pub fn trim(&self) {
+        if let Some(arena) = self.arena.get() {
+            arena.trim();
+        }
+    }
+
+    /// A buffer of at least `bytes`: from the arena if it has room and the step is not `private`,
+    /// else memory of its own.
     pub fn buffer(&self, bytes: usize, private: bool) -> Buffer {
-        if !private {
-            let arena = self.arena.get_or_init(|| Arena::new(self.limit_bytes));
-            if let Some(buffer) = arena.try_alloc(bytes) {
-                return buffer;
-            }
+        if !private && let Some(buffer) = self.try_buffer(bytes) {
+            return buffer;
         }
         self.stages.private(bytes as u64);
         Buffer::heap(bytes)

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::coalesce::Read;
 use super::work::{Job, StepWork};
 use crate::error::{Error, Result};
+use crate::memory::Buffer;
 use crate::telemetry::Stage;
 
 /// Reads of one loader at a time: enough to keep an NVMe drive or an object store busy, few enough
@@ -29,7 +30,7 @@ pub struct User {
 }
 
 /// Reads and hands out. Ends early, without handing out, if the pass was cancelled.
-pub async fn fetch(work: Arc<StepWork>, read: Read, users: Vec<User>) {
+pub async fn fetch(work: Arc<StepWork>, read: Read, buffer: Buffer, users: Vec<User>) {
     let engine = &work.engine;
     let Ok(_turn) = engine.read_turns.acquire().await else { return };
     if work.pass.is_cancelled() {
@@ -37,7 +38,7 @@ pub async fn fetch(work: Arc<StepWork>, read: Read, users: Vec<User>) {
     }
     work.read_started(read.source, read.offset, read.length);
     let started = Instant::now();
-    let result = match tokio::time::timeout(READ_DEADLINE, read_range(&work, &read)).await {
+    let result = match tokio::time::timeout(READ_DEADLINE, read_range(&work, &read, buffer)).await {
         Ok(result) => result,
         Err(_) => Err(stalled(&work, &read)),
     };
@@ -49,14 +50,12 @@ pub async fn fetch(work: Arc<StepWork>, read: Read, users: Vec<User>) {
     hand_out(result, users);
 }
 
-async fn read_range(work: &StepWork, read: &Read) -> Result<Bytes> {
+async fn read_range(work: &StepWork, read: &Read, mut buffer: Buffer) -> Result<Bytes> {
     if read.length == 0 {
         return Ok(Bytes::new());
     }
     let source = work.engine.sources.get(read.source).await?;
-    let length = read.length as usize;
-    let mut buffer = work.engine.buffer(length, work.private);
-    buffer.set_len(length);
+    buffer.set_len(read.length as usize);
     Ok(source.read_at(read.offset, buffer).await?.into_bytes())
 }
 

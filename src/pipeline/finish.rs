@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use super::assemble::assemble;
+use super::coalesce::Read;
 use super::config::OnError;
-use super::plan::plan_cell;
+use super::plan::{Cell, plan_cell, plan_reads};
 use super::quarantine::BadSample;
 use super::work::{Failure, Outcome, Sample, StepWork};
 use crate::error::{Error, Result};
@@ -125,6 +126,10 @@ fn retry(work: &Arc<StepWork>, slots: &[usize]) {
         let cell = |field| plan_cell(&engine.table, field, row as usize);
         engine.fields.iter().map(cell).collect()
     };
-    let cells = rows.into_iter().map(|(slot, row)| (slot, plan(row))).collect();
-    work.launch(cells);
+    let cells: Vec<(usize, Vec<Cell>)> =
+        rows.into_iter().map(|(slot, row)| (slot, plan(row))).collect();
+    let reads = plan_reads(&engine.fields, cells.iter().map(|(_, cells)| cells));
+    let buffer = |read: &Read| engine.buffer(read.length as usize, work.private);
+    let reads = reads.into_iter().map(|read| (buffer(&read), read)).map(|(b, r)| (r, b)).collect();
+    work.launch(cells, reads);
 }

@@ -244,9 +244,9 @@ impl Loader {
                     state.cancel();
                     return Err(error);
                 }
-                Taken::Pending { blocked: false } => {}
-                Taken::Pending { blocked: true } => {
-                    self.answer_held(state, engine)?;
+                Taken::Pending { blocked: None } => {}
+                Taken::Pending { blocked: Some(own_bytes) } => {
+                    self.answer_held(state, engine, own_bytes)?;
                     state.pause(slice);
                 }
             }
@@ -264,8 +264,8 @@ impl Loader {
     }
 
     /// The next step waits for memory. If the caller holds all of it, waiting would never end.
-    fn answer_held(&self, state: &PassState, engine: &Engine) -> Result<()> {
-        if !engine.budget.only_held() {
+    fn answer_held(&self, state: &PassState, engine: &Engine, own_bytes: u64) -> Result<()> {
+        if !engine.budget.only_held(own_bytes) {
             return Ok(());
         }
         match self.config.on_held {

@@ -61,8 +61,8 @@ struct Inner {
     done: BTreeMap<u64, Result<Batch>>,
     working: BTreeMap<u64, (u64, Weak<StepWork>)>,
     ahead_bytes: u64,
-    /// The driver waits for memory for this step.
-    blocked: Option<u64>,
+    /// The driver waits for memory for this step, which has so many bytes already.
+    blocked: Option<(u64, u64)>,
     /// The step that may use private memory.
     private: Option<u64>,
 }
@@ -76,10 +76,10 @@ pub enum Taken {
     Failed(Error),
     /// The pass is over.
     End,
-    /// The next batch is not ready; its step waits for memory if `blocked`.
+    /// The next batch is not ready.
     Pending {
-        /// The step waits for memory.
-        blocked: bool,
+        /// Its step waits for memory and has so many bytes already.
+        blocked: Option<u64>,
     },
 }
 
@@ -158,8 +158,9 @@ impl PassState {
         }
     }
 
-    /// Notes that the driver waits for memory for `step`, or no longer does.
-    pub fn set_blocked(&self, step: Option<u64>) {
+    /// Notes that the driver waits for memory for a step that has so many bytes already, or no
+    /// longer waits.
+    pub fn set_blocked(&self, step: Option<(u64, u64)>) {
         self.inner.lock().blocked = step;
         if step.is_some() {
             self.ready.notify_all();
@@ -169,7 +170,7 @@ impl PassState {
     /// Lets the blocked step use private memory.
     pub fn allow_private(&self) {
         let mut inner = self.inner.lock();
-        inner.private = inner.blocked;
+        inner.private = inner.blocked.map(|(step, _)| step);
         drop(inner);
         self.private.notify_one();
     }
@@ -220,8 +221,8 @@ impl PassState {
                     Err(error) => Taken::Failed(error),
                 });
             }
-            let blocked = inner.blocked == Some(next);
-            if blocked || self.ready.wait_until(&mut inner, deadline).timed_out() {
+            let blocked = inner.blocked.filter(|(step, _)| *step == next).map(|(_, own)| own);
+            if blocked.is_some() || self.ready.wait_until(&mut inner, deadline).timed_out() {
                 return Ok(Taken::Pending { blocked });
             }
         }

@@ -171,16 +171,21 @@ impl Layout {
     }
 }
 
-/// Reads for the pieces of some cells. The tag of a user is its position in `pieces`.
-pub fn plan_reads<'a>(pieces: impl Iterator<Item = (&'a BlobRef, bool)>) -> Vec<Read> {
-    let wanted = pieces.enumerate().map(|(tag, (blob, keep))| Wanted {
-        source: blob.source,
-        offset: blob.offset,
-        length: blob.length,
-        keep,
-        tag,
-    });
-    coalesce(wanted.collect())
+/// Reads for the pieces of the cells of some samples. The tag of a user is its position among all
+/// pieces, in the order of samples, fields and pieces.
+pub fn plan_reads<'a>(fields: &[Field], cells: impl Iterator<Item = &'a Vec<Cell>>) -> Vec<Read> {
+    let mut wanted = Vec::new();
+    for sample in cells {
+        for (cell, field) in sample.iter().zip(fields) {
+            let Cell::Encoded(pieces) = cell else { continue };
+            for Piece { blob, .. } in pieces {
+                let (source, offset, length) = (blob.source, blob.offset, blob.length);
+                let keep = matches!(field.task, Task::Blob(_));
+                wanted.push(Wanted { source, offset, length, keep, tag: wanted.len() });
+            }
+        }
+    }
+    coalesce(wanted)
 }
 
 /// Memory a step takes, rounded as the arena rounds it.

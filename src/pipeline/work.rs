@@ -9,13 +9,13 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::budget::Charge;
+use super::coalesce::Read;
 use super::decode;
 use super::engine::Engine;
 use super::fetch;
-use super::field::{Field, Task};
 use super::finish;
 use super::pass::PassState;
-use super::plan::{Cell, Layout, Piece, Value, plan_reads};
+use super::plan::{Cell, Layout, Piece, Value};
 use super::pool::Scratch;
 use super::quarantine::BadSample;
 use super::slots::SlotBuffer;
@@ -167,8 +167,9 @@ impl StepWork {
     }
 
     /// Starts reading and decoding `cells` (slot and its cells by field). Called once for all slots
-    /// and again for slots that get a substitute.
-    pub fn launch(self: &Arc<Self>, cells: Vec<(usize, Vec<Cell>)>) {
+    /// and again for slots that get a substitute. `reads` are those of [`plan_reads`] over the
+    /// cells' pieces in their order, each with its buffer.
+    pub fn launch(self: &Arc<Self>, cells: Vec<(usize, Vec<Cell>)>, reads: Vec<(Read, Buffer)>) {
         let mut jobs = Vec::new();
         for (slot, cells) in cells {
             for (field, cell) in cells.into_iter().enumerate() {
@@ -184,22 +185,20 @@ impl StepWork {
         }
         // One more than there are jobs: the round cannot end before all of it has started.
         self.remaining.store(jobs.len() + 1, Ordering::Release);
-        self.fetch(&jobs);
+        self.fetch(&jobs, reads);
         self.one_done();
     }
 
-    fn fetch(self: &Arc<Self>, jobs: &[Arc<Job>]) {
+    fn fetch(self: &Arc<Self>, jobs: &[Arc<Job>], reads: Vec<(Read, Buffer)>) {
         let users: Vec<(&Arc<Job>, usize)> =
             jobs.iter().flat_map(|j| (0..j.pieces.len()).map(move |p| (j, p))).collect();
-        let keep = |job: &Job| self.engine.fields.get(job.field).is_some_and(keeps_bytes);
-        let reads = plan_reads(users.iter().map(|(j, p)| (&j.pieces[*p].blob, keep(j))));
-        for read in reads {
+        for (read, buffer) in reads {
             let served = read.users.iter().filter_map(|(tag, start)| {
                 let (job, piece) = users.get(*tag)?;
                 Some(fetch::User { job: Arc::clone(job), piece: *piece, start: *start as usize })
             });
             let served = served.collect();
-            self.engine.handle.spawn(fetch::fetch(Arc::clone(self), read, served));
+            self.engine.handle.spawn(fetch::fetch(Arc::clone(self), read, buffer, served));
         }
     }
 
@@ -232,11 +231,6 @@ impl StepWork {
             None => format!("{} decoder jobs", self.remaining.load(Ordering::Relaxed)),
         }
     }
-}
-
-/// Whether a field's bytes are shown in the batch as they were read.
-pub fn keeps_bytes(field: &Field) -> bool {
-    matches!(field.task, Task::Blob(_))
 }
 
 /// One cell to decode, waiting for its bytes.

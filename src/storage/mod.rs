@@ -166,6 +166,12 @@ pub trait ReadAt: fmt::Debug + Send + Sync + 'static {
     /// The buffer belongs to the operation until it is done: dropping the future does not free it
     /// while the kernel may still write to it.
     fn read_at(&self, offset: u64, buf: Buffer) -> BoxFuture<'static, Result<Buffer>>;
+
+    /// Fills `out` from `offset` if all of it is in memory already, on the calling thread and
+    /// without waiting for a device. `false` leaves `out` undefined: use [`ReadAt::read_at`].
+    fn read_cached(&self, _offset: u64, _out: &mut [u8]) -> bool {
+        false
+    }
 }
 
 /// A streamed write. Dropping it without `finish` leaves a partial object, which `abort` removes.

@@ -172,7 +172,7 @@ class Checkpointer:
             if self._on_error == "raise":
                 raise
             self._warn(step, error)
-            return SaveHandle(step, None, error)
+            return SaveHandle(step, None, error=error)
         if blocking:
             self._finish(handle)
         # Not before the new save: a rank that has not seen the failure yet makes this save, too.
@@ -190,6 +190,7 @@ class Checkpointer:
     def _start(
         self, step: int, state: dict[str, Any], blocking: bool, rng: bool, overwrite: bool
     ) -> SaveHandle:
+        started = time.perf_counter()
         try:
             snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle)
             snapshot.add_all(state)
@@ -203,11 +204,15 @@ class Checkpointer:
             # without this the other ranks would wait for us until their deadline
             self._native.refuse(step, str(error))
             raise
+        collected_s = time.perf_counter() - started
         native = self._native.save(
             step, tensors, *texts, blocking=blocking, overwrite=overwrite, check=guard.check
         )
         del alive
-        handle = SaveHandle(step, native, on_seen=self._seen)
+        stopped_s = time.perf_counter() - started
+        if blocking:  # then the trainer waits for the disk by choice, which is no staging
+            stopped_s = collected_s + native.staged_seconds
+        handle = SaveHandle(step, native, stopped_s, on_seen=self._seen)
         self._pending.append(handle)
         if not self._warned_private and (reason := self._native.private_reason) is not None:
             self._warned_private = True

@@ -21,11 +21,13 @@ class SaveHandle:
         self,
         step: int,
         native: _native.SaveHandle | None,
+        staged_s: float = 0.0,
         error: Exception | None = None,
         on_seen: Callable[["SaveHandle"], None] | None = None,
     ) -> None:
         self.step = step
         self._native = native
+        self._staged_s = staged_s
         self._error = error
         self._on_seen = on_seen
         self._committed: int | None = None
@@ -35,14 +37,15 @@ class SaveHandle:
         return f"<save of step {self.step}: {state}>"
 
     def staged(self, timeout: str | float | None = None) -> float:
-        """Seconds the trainer was stopped; its tensors may be changed now, `save` has copied them.
+        """Seconds the trainer was stopped: collecting, waiting for a free slot, copying.
+
+        The tensors may be changed now; `save` has copied them.
 
         Raises what made the staging fail.
         """
         if self._native is None:
             self._raise()
-            return 0.0
-        return self._native.staged_seconds
+        return self._staged_s
 
     def done(self) -> bool:
         """True when the save is committed or has failed."""

@@ -84,6 +84,17 @@ def number_names(optimizer: Any, numbered: dict[str, Any], names: Names) -> dict
     }
 
 
+def parameters_by_key(
+    optimizer: Any, numbered: dict[str, Any], stored: dict[Key, Key]
+) -> dict[Key, Any]:
+    """The live parameters by their number and by their stored key."""
+    found: dict[Key, Any] = {}
+    for group, live in zip(numbered["param_groups"], optimizer.param_groups):
+        for number, parameter in zip(group["params"], live["params"]):
+            found[number] = found[stored[number]] = parameter
+    return found
+
+
 def to_names(numbered: dict[str, Any], stored: dict[Key, Key]) -> dict[str, Any]:
     """A state dict with the keys of `number_names` in place of numbers."""
     state = {stored.get(key, key): value for key, value in numbered["state"].items()}

@@ -122,6 +122,23 @@ def _of_dtensor(value: Any, world_size: int, path: Path) -> Place:
     return Place(local, shape, offsets, replicas, here, tuple(extent) == shape)
 
 
+def sharded_like(value: Any, dtype: Any) -> Any:
+    """A new DTensor of another dtype with the mesh, placements and device of a given one."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    local = value.to_local()
+    empty = torch.empty_like(local, dtype=dtype, requires_grad=False)
+    return DTensor.from_local(
+        empty,
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+
+
 def replica_ranks(ranks: Any, coordinate: Sequence[int], placements: Any) -> tuple[int, ...]:
     """Ranks of a mesh that hold the same part: those that differ only in replicated dimensions."""
     same = tuple(

@@ -54,6 +54,7 @@ class Plan:
     _names: optimizer.Names = field(default_factory=dict)
     _live: tuple[int, Any] = (0, None)
     _loose: bool = False
+    _parameters: dict[typed_json.Key, Any] = field(default_factory=dict)
 
     def add_all(self, targets: dict[str, Any], rng: bool) -> None:
         """Pairs every target; raises before anything is touched.
@@ -202,11 +203,12 @@ class Plan:
         groups = "param_groups" in numbered
         stored = optimizer.number_names(live, numbered, self._names) if groups else {}
         named = optimizer.to_names(numbered, stored) if groups else numbered
+        self._parameters = optimizer.parameters_by_key(live, numbered, stored) if groups else {}
         self._loose = True
         try:
             loaded = self._decode(node, path, named)
         finally:
-            self._loose = False
+            self._loose, self._parameters = False, {}
         new = optimizer.to_numbers(loaded, numbered, stored, path) if groups else loaded
         self._calls.append(lambda: live.load_state_dict(copy_containers(new)))
         return loaded
@@ -272,6 +274,8 @@ class Plan:
             place = None
         if place is not None and dtypes.is_array(place.local) and not place.local.flags.writeable:
             place = None
+        if place is None and (new := self._sharded_like(content, path)) is not None:
+            live, place = new, pieces.describe(new, self.rank, self.world_size, path)
         if "data" in content:
             return self._inline(content, live if place else None, place)
         at = tuple(content.get("at", path))
@@ -280,6 +284,20 @@ class Plan:
         if place.here:
             self._fills[pieces.identity(place)] = fill_of(content, at, place)
         return live
+
+    def _sharded_like(self, content: dict, path: Path) -> Any:
+        """New optimizer state for a sharded parameter, spread as that is; None for any other.
+
+        Torch's optimizers make it so, and refuse to mix whole tensors with sharded ones.
+        """
+        if len(path) < 2 or path[-1] == "step" or "lib" in content:
+            return None
+        parameter = self._parameters.get(path[-2])
+        if parameter is None or not pieces.is_dtensor(parameter):
+            return None
+        if tuple(content["shape"]) != tuple(parameter.shape):
+            return None
+        return pieces.sharded_like(parameter, new_like(content, (), strided=False).dtype)
 
     def _fresh(self, content: dict, at: Path) -> Any:
         """A new whole tensor; values that were tied stay tied."""

@@ -67,6 +67,8 @@ pub struct Job {
     pub per_rank_json: String,
     /// Whether a committed step may be replaced.
     pub overwrite: bool,
+    /// Whether the caller waits for the commit.
+    pub blocking: bool,
 }
 
 /// Where one save call writes.

@@ -31,8 +31,8 @@ impl FileMeet {
         for _ in 0..SET_TRIES_MAX {
             match self.store.put_new(path, value.clone()).await {
                 Err(Error::AlreadyExists { .. }) => self.store.delete(path).await?,
-                // Another rank removed the folder it found empty, just before our file came.
-                Err(Error::NotFound { .. }) => {}
+                // The rank it was for has read and deleted it before we looked at it again.
+                Err(Error::NotFound { .. }) => return Ok(()),
                 done => return done.map(drop),
             }
         }

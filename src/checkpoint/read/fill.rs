@@ -15,7 +15,7 @@ use super::{OLDER, OpenStep};
 use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join, shape_bytes};
 use crate::checkpoint::rects::{Rect, Runs, prove_cover};
 use crate::error::{Error, Result};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, copy_past_cache};
 use crate::runtime::block_on;
 use crate::storage::{OpenOptions, ReadAt};
 
@@ -23,6 +23,8 @@ use crate::storage::{OpenOptions, ReadAt};
 const THREADS_MAX: usize = 4;
 /// Reads in flight per thread.
 const DEPTH: usize = 4;
+/// Bytes taken from the page cache at a time: checked and copied on while a core's cache has them.
+const PIECE_BYTES: usize = 512 << 10;
 
 /// A rectangle of a tensor to be filled.
 #[derive(Debug)]
@@ -59,7 +61,7 @@ impl Memory {
             return;
         }
         // SAFETY: the range was just checked; no other thread has it (see `Send`).
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.start.add(at), from.len()) }
+        unsafe { copy_past_cache(from.as_ptr(), self.start.add(at), from.len()) }
     }
 }
 
@@ -154,11 +156,19 @@ fn check_target(target: &Target<'_>, stored: &Chunk) -> Result<Dtype> {
     Ok(dtype)
 }
 
-async fn open_files(step: &OpenStep, names: &[&str]) -> Result<Vec<Arc<dyn ReadAt>>> {
+/// A file, opened around the page cache and through it.
+struct Opened {
+    direct: Arc<dyn ReadAt>,
+    cached: Arc<dyn ReadAt>,
+}
+
+async fn open_files(step: &OpenStep, names: &[&str]) -> Result<Vec<Opened>> {
     let mut files = Vec::new();
     for name in names {
         let path = join(&step.folder, name);
-        files.push(step.store.open(&path, OpenOptions { direct: true }).await?);
+        let direct = step.store.open(&path, OpenOptions { direct: true }).await?;
+        let cached = step.store.open(&path, OpenOptions::default()).await?;
+        files.push(Opened { direct, cached });
     }
     Ok(files)
 }
@@ -167,7 +177,7 @@ async fn open_files(step: &OpenStep, names: &[&str]) -> Result<Vec<Arc<dyn ReadA
 struct Crew<'a> {
     needs: &'a [Need<'a>],
     memory: &'a [Memory],
-    files: &'a [Arc<dyn ReadAt>],
+    files: &'a [Opened],
     windows: &'a [Window],
     next: AtomicUsize,
     stop: AtomicBool,
@@ -200,11 +210,13 @@ impl Crew<'_> {
     async fn read_windows(&self) -> Result<()> {
         let mut reads = FuturesUnordered::new();
         let mut spare: Vec<Buffer> = Vec::new();
+        let mut piece = Buffer::heap(PIECE_BYTES);
         loop {
             while reads.len() < DEPTH
                 && !self.stop.load(Ordering::Relaxed)
                 && let Some(window) = self.windows.get(self.next.fetch_add(1, Ordering::Relaxed))
             {
+                let Some(window) = self.deliver_cached(window, &mut piece) else { continue };
                 let len = (window.end - window.start) as usize;
                 let fits = spare.iter().position(|b| b.capacity() >= len);
                 let mut buf = match fits {
@@ -212,14 +224,30 @@ impl Crew<'_> {
                     None => Buffer::heap(len),
                 };
                 buf.set_len(len);
-                let read = self.files[window.file].read_at(window.start, buf);
+                let read = self.files[window.file].direct.read_at(window.start, buf);
                 reads.push(async move { (window, read.await) });
             }
             let Some((window, read)) = reads.next().await else { return Ok(()) };
             let buf = read?;
-            self.deliver(window, &buf);
+            self.deliver(&window, &buf);
             spare.push(buf);
         }
+    }
+
+    /// Delivers what the page cache holds of the window's start; returns what must be read.
+    fn deliver_cached(&self, window: &Window, piece: &mut Buffer) -> Option<Window> {
+        let file = &self.files[window.file].cached;
+        let mut at = window.start;
+        while at < window.end && !self.stop.load(Ordering::Relaxed) {
+            let end = window.end.min(at + PIECE_BYTES as u64);
+            piece.set_len((end - at) as usize);
+            if !file.read_cached(at, piece) {
+                return Some(window.cut(at, window.end));
+            }
+            self.deliver(&window.cut(at, end), piece);
+            at = end;
+        }
+        None
     }
 
     fn deliver(&self, window: &Window, bytes: &[u8]) {

@@ -56,6 +56,16 @@ pub fn windows(file: usize, mut wanted: Vec<Wanted>) -> Vec<Window> {
     windows
 }
 
+impl Window {
+    /// The piece `start..end` of this window.
+    pub fn cut(&self, start: u64, end: u64) -> Window {
+        let parts = self.parts.iter().filter(|p| p.start < end && p.end > start);
+        let parts =
+            parts.map(|p| Part { id: p.id, start: p.start.max(start), end: p.end.min(end) });
+        Window { file: self.file, start, end, parts: parts.collect() }
+    }
+}
+
 fn limit(window: &Window) -> u64 {
     window.start + WINDOW_BYTES_MAX
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::error::{Error, Result};
-use crate::memory::Slot;
+use crate::memory::{Slot, copy_past_cache};
 
 /// Threads copying at most: two saturate the memory of the machines we measured on, four those
 /// with more channels; more would take cores from the trainer's own threads.
@@ -89,7 +89,7 @@ impl Target {
         match source {
             // SAFETY: the range lies in the slot and belongs to this item alone (checked before).
             Source::Bytes(from) => unsafe {
-                std::ptr::copy_nonoverlapping(from.as_ptr(), self.0.add(at), from.len());
+                copy_past_cache(from.as_ptr(), self.0.add(at), from.len());
             },
             // SAFETY: as above.
             Source::Zeros(n) => unsafe { std::ptr::write_bytes(self.0.add(at), 0, *n) },

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
-use crate::memory::{Slot, shm_dir, shm_slots, slot_prefix};
+use crate::memory::{Slot, shm_dir, shm_slots, slot_prefix, slots_prefix};
 
 /// Slots of one checkpointer: staging may run one save ahead of writing.
 const SLOTS_MAX: usize = 2;
@@ -62,12 +62,20 @@ impl SlotPlace {
         Self { folder: folder.unwrap_or_else(shm_dir), root_prefix, prefix }
     }
 
-    /// Removes the slots of this root whose owners are gone.
+    /// Removes the slots of this root whose owners are gone, and old ones of any root of this
+    /// user, whose runs will not come back for them.
     fn remove_stale(&self) {
-        let Ok(found) = shm_slots(&self.folder, &self.root_prefix) else { return };
+        let Ok(found) = shm_slots(&self.folder, &slots_prefix()) else { return };
         for file in found.iter().filter(|f| f.stale) {
-            let _ = file.remove_if_stale(&self.folder);
+            if file.name.starts_with(&self.root_prefix) || self.is_old(&file.name) {
+                let _ = file.remove_if_stale(&self.folder);
+            }
         }
+    }
+
+    fn is_old(&self, name: &str) -> bool {
+        let modified = self.folder.join(name).metadata().and_then(|meta| meta.modified());
+        modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > FOREIGN_AGE_MIN))
     }
 
     /// A shared slot, or private memory and the reason.
@@ -90,6 +98,8 @@ impl SlotPlace {
 
 /// Longest part of a run id in a file name.
 const RUN_BYTES_MAX: usize = 64;
+/// Stale slots of other roots stay this long.
+const FOREIGN_AGE_MIN: Duration = Duration::from_hours(24);
 /// Slot numbers tried: two per checkpointer, and a process has few of those on one root.
 const NUMBERS_MAX: usize = 16;
 
@@ -198,17 +208,24 @@ impl Slots {
         self.freed.notify_one();
     }
 
-    /// Makes and touches slots of `bytes` ahead of the first save, up to `count`.
+    /// Makes and touches slots of `bytes` until there are `count`, without taking those there are.
     pub fn prepare(&self, bytes: usize, count: usize) {
-        let deadline = Instant::now();
-        let mut held = Vec::new();
         for _ in 0..count.min(SLOTS_MAX) {
-            let Ok(slot) = self.acquire(bytes, deadline) else { break };
-            slot.warm();
-            held.push(slot);
-        }
-        for slot in held {
-            self.give_back(slot);
+            {
+                let mut state = self.state.lock();
+                if state.made >= count.min(SLOTS_MAX) {
+                    return;
+                }
+                state.made += 1;
+            }
+            match self.make(bytes) {
+                Ok(slot) => {
+                    slot.warm();
+                    self.give_back(slot);
+                }
+                // The save that needs it will say why.
+                Err(_) => return self.forget(),
+            }
         }
     }
 }

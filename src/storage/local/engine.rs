@@ -128,9 +128,12 @@ fn current(slot: &mut Option<Engines>) -> &mut Engines {
 
 impl Engines {
     fn uring(&mut self) -> Result<Arc<UringEngine>, String> {
-        let made = self
-            .uring
-            .get_or_insert_with(|| UringEngine::start().map(Arc::new).map_err(|e| refusal(&e)));
+        let start = || UringEngine::start().map(Arc::new).map_err(|e| refusal(&e));
+        let made = self.uring.get_or_insert_with(|| {
+            start().inspect_err(|reason| {
+                tracing::warn!("local I/O uses threads: {reason}; {}", advice(reason));
+            })
+        });
         made.clone()
     }
 

@@ -5,6 +5,7 @@
 //! whole pages that pass through bounce buffers.
 
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,9 +13,10 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::counters::{Counters, Moved};
-use super::engine::{Engine, engine, run};
+use super::engine::{Engine, EngineKind, engine, run};
 use super::op::Work;
 use super::sys::{deadline, write_error};
 use super::{LocalOptions, names};
@@ -170,6 +172,23 @@ impl ReadAt for LocalFile {
             }
         }
         .boxed()
+    }
+
+    fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
+        if self.target.direct {
+            return false;
+        }
+        let mut filled = 0;
+        while filled < out.len() {
+            let at = offset + filled as u64;
+            let mut rest = [IoSliceMut::new(&mut out[filled..])];
+            match preadv2(&self.target.file, &mut rest, at, ReadWriteFlags::NOWAIT) {
+                Ok(moved) if moved > 0 => filled += moved,
+                _ => return false,
+            }
+        }
+        self.target.counters.add(Moved::Read, EngineKind::Threads, false, filled);
+        true
     }
 }
 

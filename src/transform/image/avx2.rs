@@ -21,7 +21,7 @@ pub fn available() -> bool {
 /// See [`super::resample`]; the caller has checked [`available`].
 pub fn blend(source: &[u8], weights: &[i16], out: &mut [i16]) {
     assert!(available() && source.len() >= weights.len() * out.len());
-    // SAFETY: AVX2 is there.
+    // SAFETY: AVX2 is there, and the length that the kernel relies on was checked.
     unsafe { blend_avx2(source, weights, out) }
 }
 
@@ -35,21 +35,30 @@ pub fn gather(blended: &[i16], columns: &Taps, planes: &mut [Vec<f32>; 3]) {
     unsafe { gather_avx2(blended, columns, planes) }
 }
 
+/// The caller has checked that `source` holds `weights.len()` rows of `out.len()` bytes.
 #[target_feature(enable = "avx2")]
-fn blend_avx2(source: &[u8], weights: &[i16], out: &mut [i16]) {
+unsafe fn blend_avx2(source: &[u8], weights: &[i16], out: &mut [i16]) {
     let pitch = out.len();
     let whole = pitch / BLEND_STEP * BLEND_STEP;
+    let pairs = weights.len() / 2;
+    let both = |pair: usize| {
+        i32::from(weights[2 * pair + 1]) << 16 | i32::from(weights[2 * pair]) & 0xFFFF
+    };
+    let single = weights.len() % 2 == 1;
     for at in (0..whole).step_by(BLEND_STEP) {
         let mut sums = [_mm256_setzero_si256(); 4];
-        for (pair, weight) in weights.chunks(2).enumerate() {
-            let w0 = weight[0];
-            let w1 = weight.get(1).copied().unwrap_or(0);
-            let top = load_bytes(source, 2 * pair * pitch + at);
-            // A missing second row has weight 0; the first one stands in for it.
-            let below = if weight.len() == 2 { (2 * pair + 1) * pitch } else { 2 * pair * pitch };
-            let below = load_bytes(source, below + at);
-            let both = _mm256_set1_epi32(i32::from(w1) << 16 | i32::from(w0));
-            add_rows(&mut sums, top, below, both);
+        prefetch(source, at + pitch * weights.len(), pitch);
+        for pair in 0..pairs {
+            let first = 2 * pair * pitch + at;
+            // SAFETY: both rows are there and at + 32 <= pitch.
+            let (top, below) = unsafe { (load(source, first), load(source, first + pitch)) };
+            add_rows(&mut sums, top, below, _mm256_set1_epi32(both(pair)));
+        }
+        if single {
+            let last = weights.len() - 1;
+            // SAFETY: row `last` is there and at + 32 <= pitch.
+            let top = unsafe { load(source, last * pitch + at) };
+            add_rows(&mut sums, top, top, _mm256_set1_epi32(i32::from(weights[last])));
         }
         store_blend(&sums, &mut out[at..at + BLEND_STEP]);
     }
@@ -60,12 +69,24 @@ fn blend_avx2(source: &[u8], weights: &[i16], out: &mut [i16]) {
     }
 }
 
+/// Asks for the two rows that the next output is likely to need: a row is most of a page, so the
+/// hardware's prefetcher starts anew with each, and the picture does not fit the nearer caches.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_bytes(source: &[u8], at: usize) -> __m256i {
-    let bytes = &source[at..at + BLEND_STEP];
-    // SAFETY: the slice has 32 bytes; the load asks for no alignment.
-    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+fn prefetch(source: &[u8], at: usize, pitch: usize) {
+    let next = source.as_ptr().wrapping_add(at);
+    // A prefetch touches no memory and may name any address.
+    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(pitch).cast());
+}
+
+/// The caller keeps `at + 32` inside `source`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load(source: &[u8], at: usize) -> __m256i {
+    debug_assert!(at + BLEND_STEP <= source.len());
+    // SAFETY: the caller's promise; the load asks for no alignment.
+    unsafe { _mm256_loadu_si256(source.as_ptr().add(at).cast()) }
 }
 
 /// Adds `top * w0 + below * w1` in the lane order of unpacking: 0-3|16-19, 4-7|20-23, ...

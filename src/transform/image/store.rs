@@ -30,7 +30,15 @@ pub fn store_row(
             for (c, plane) in planes.into_iter().enumerate() {
                 let start = (c * height + y) * width * size;
                 let to = &mut out[start..start + width * size];
-                normalise(plane, spec.mean[c], spec.std[c], &mut scratch.normal);
+                let (mean, factor) = (spec.mean[c], 1.0 / spec.std[c]);
+                if spec.dtype == DType::F32 {
+                    for (to, level) in to.as_chunks_mut::<4>().0.iter_mut().zip(plane) {
+                        *to = ((level - mean) * factor).to_le_bytes();
+                    }
+                    continue;
+                }
+                scratch.normal.clear();
+                scratch.normal.extend(plane.iter().map(|level| (level - mean) * factor));
                 convert(spec.dtype, scratch, to);
             }
         }
@@ -40,12 +48,6 @@ pub fn store_row(
             convert(spec.dtype, scratch, &mut out[start..start + width * 3 * size]);
         }
     }
-}
-
-fn normalise(levels: &[f32], mean: f32, std: f32, out: &mut Vec<f32>) {
-    let factor = 1.0 / std;
-    out.clear();
-    out.extend(levels.iter().map(|level| (level - mean) * factor));
 }
 
 fn interleave(spec: &ImageSpec, [r, g, b]: [&[f32]; 3], out: &mut Vec<f32>) {

@@ -1,0 +1,96 @@
+//! What a fuzzer feeds: every parser of untrusted bytes, from the bytes to the end. `cargo test`
+//! replays the corpora in `fuzz/corpus` through these functions.
+
+use crate::mmdet3d;
+use crate::nuscenes::{TABLES, Tables};
+use crate::webdataset::{Grouper, Walker};
+
+/// Between the tables of one input to [`nuscenes`].
+const TABLE_SEPARATOR: &[u8] = b"\n--- ";
+
+/// Walks a tar.
+pub fn tar(bytes: &[u8]) {
+    let (mut walker, mut grouper) = (Walker::new(bytes.len() as u64), Grouper::default());
+    while let Ok(Some((offset, length))) = walker.want() {
+        let range = offset as usize..offset.saturating_add(length) as usize;
+        let Some(fed) = bytes.get(range) else { return };
+        match walker.feed(fed) {
+            Ok(Some(member)) if grouper.push(&member).is_ok() => {}
+            Ok(None) => {}
+            _ => return,
+        }
+    }
+    let _ = grouper.finish();
+}
+
+/// Reads a pickle, as an info file.
+pub fn pickle(bytes: &[u8]) {
+    // Whatever it is, reading must end; most inputs are errors.
+    let _ = mmdet3d::parse(bytes);
+}
+
+/// Reads tables, `--- name` before each, links them and asks for everything.
+pub fn nuscenes(bytes: &[u8]) {
+    let mut tables = Tables::default();
+    for part in split(bytes) {
+        let end = part.iter().position(|b| *b == b'\n').unwrap_or(part.len());
+        let name = std::str::from_utf8(&part[..end]).unwrap_or_default();
+        if TABLES.contains(&name) {
+            let _ = tables.read(name, &part[end..]);
+        }
+    }
+    let Ok(linked) = tables.link() else { return };
+    for position in 0..linked.len() {
+        let scene = linked.sample(position).and_then(|sample| linked.scene(sample));
+        let _ = scene.map(|scene| linked.token(scene.token));
+        for row in linked.annotations(position) {
+            if let Some(annotation) = linked.annotation(row) {
+                let _ = (linked.velocity_mps(annotation), linked.category(annotation));
+            }
+        }
+    }
+    for record in linked.channels().iter().flat_map(|channel| &channel.records) {
+        if let Some(data) = linked.data(record.data) {
+            let _ = (linked.filename(data), linked.ego_pose(data), linked.calibrated_sensor(data));
+        }
+    }
+}
+
+fn split(bytes: &[u8]) -> Vec<&[u8]> {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for at in 0..bytes.len() {
+        if bytes[at..].starts_with(TABLE_SEPARATOR) {
+            parts.push(&bytes[start..at]);
+            start = at + TABLE_SEPARATOR.len();
+        }
+    }
+    parts.push(&bytes[start..]);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    type Target = (&'static str, fn(&[u8]));
+
+    #[test]
+    fn the_corpora_replay_without_a_panic() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+        let targets: [Target; 3] =
+            [("tar", super::tar), ("pickle", super::pickle), ("nuscenes", super::nuscenes)];
+        for (name, target) in targets {
+            let files = std::fs::read_dir(corpus.join(name)).unwrap();
+            let mut count = 0;
+            for file in files {
+                let bytes = std::fs::read(file.unwrap().path()).unwrap();
+                target(&bytes);
+                // Every prefix too: a cut file is the commonest damage.
+                (0..bytes.len().min(4096)).step_by(7).for_each(|cut| target(&bytes[..cut]));
+                count += 1;
+            }
+            assert!(count >= 3, "{name}: {count} seeds");
+        }
+    }
+}
