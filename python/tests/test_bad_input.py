@@ -232,13 +232,25 @@ def tar_of(path, names, content=b"x" * 700):
     return path
 
 
-@pytest.mark.parametrize("cut", [100, 512, 1000, 1500, 2500])
-def test_a_truncated_tar_is_refused_with_its_offset(tmp_path, cut):
+@pytest.mark.parametrize(("cut", "at"), [(0, 0), (100, 0), (512, 512), (1000, 512), (2500, 2048)])
+def test_a_truncated_tar_is_refused_with_its_offset(tmp_path, cut, at):
     path = tar_of(tmp_path / "a.tar", ["a.bin", "b.bin", "c.bin"])
     path.write_bytes(path.read_bytes()[:cut])
-    with refused(dt.Corrupt, "a.tar"):
-        print(len(dt.open(path, index=tmp_path / "a.index.arrow")))
+    with refused(dt.Corrupt, "a.tar", "truncated", f"byte {at}:"):
+        dt.open(path, index=tmp_path / "a.index.arrow")
     assert not (tmp_path / "a.index.arrow").exists()
+
+
+@pytest.mark.parametrize("cut", [1300, 1536])
+def test_a_tar_that_ends_between_members_is_noted(tmp_path, cut):
+    """Programs that are killed leave such tars, and so do some that are not: what is there is
+    whole, so it is used, with a note."""
+    path = tar_of(tmp_path / "a.tar", ["a.bin", "b.bin", "c.bin"])
+    path.write_bytes(path.read_bytes()[:cut])
+    ds = dt.open(path, index=tmp_path / "a.index.arrow")
+    assert [bytes(sample["bin"]) for sample in ds] == [b"x" * 700]
+    code, said = program("index", path, "--out", tmp_path / "b.index.arrow")
+    assert code == 0 and "cut off" in said, said
 
 
 @pytest.mark.parametrize("name", ["../../evil.bin", "/etc/evil.bin", "a/../../evil.bin"])
@@ -260,7 +272,7 @@ def test_a_flipped_header_is_refused(tmp_path):
     data = bytearray(path.read_bytes())
     data[1536 + 125] ^= 4
     path.write_bytes(data)
-    with refused(dt.Corrupt, "a.tar", "1536"):
+    with refused(dt.Corrupt, "a.tar", "checksum", f"byte {1536 + 148}:"):
         dt.open(path, index=tmp_path / "a.index.arrow")
 
 
@@ -327,8 +339,12 @@ def test_flipped_bits_in_an_index_never_crash(root, which):
         flipped[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(flipped)
         try:
-            for sample in dt.open(root.parent / "data.index.arrow"):
+            ds = dt.open(root.parent / "data.index.arrow")
+            for sample in ds:
                 assert sample["CAM_FRONT"] is None or sample["CAM_FRONT"].ndim == 3
+            for on_error in ("raise", "mask", "replace"):
+                loader = dt.DataLoader(ds, 3, on_error=on_error, memory_limit="64MiB", threads=1)
+                assert len(list(loader)) == 2
         except dt.DrivetrainError as error:
             assert str(error)
 
@@ -412,6 +428,10 @@ def clean(made, tmp_path_factory):
         ({"on_error": "ignore"}, "on_error"),
         ({"on_held": "drop"}, "on_held"),
         ({"on_error_limit": 1.5}, "on_error_limit"),
+        ({"on_error_limit": float("nan")}, "on_error_limit"),
+        ({"memory_limit": 10**30}, "memory_limit"),
+        ({"memory_limit": "99999999999TiB"}, "memory_limit"),
+        ({"batch_size": 1.5}, "batch_size"),
         ({"output": "jax"}, "output"),
         ({"fields": {"CAM_FRNT": None}}, "CAM_FRONT"),
         ({"fields": ["lidar_top"]}, "LIDAR_TOP"),
@@ -446,7 +466,9 @@ def test_the_program_names_a_key_or_verb_that_is_not_there(made, tmp_path):
     assert code == 1 and "nowhere" in said
     assert program("frobnicate")[0] == 2
     assert program("synth", tmp_path / "x", "--image-size", "0x9")[0] == 2
-    assert program("ckpt", "ls", tmp_path / "nowhere")[0] in (1, 2)
+    code, said = program("ckpt", "ls", tmp_path / "nowhere")
+    assert code == 0 and "no committed step" in said and not (tmp_path / "nowhere").exists()
+    assert program("ckpt", "verify", tmp_path / "nowhere")[0] == 1
     (tmp_path / "file").write_bytes(b"x")
     for verb in ("ls", "inspect", "verify"):
         code, said = program("ckpt", verb, tmp_path / "file")
