@@ -12,6 +12,7 @@ use drivetrain::checkpoint::rects::Rect;
 use drivetrain::checkpoint::{self, Options, SaveOptions, Target, TensorIn};
 use drivetrain::storage::{OptionMap, StorageOptions, open_store};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::errors::to_python;
 use crate::meet::StoreMeet;
@@ -150,6 +151,11 @@ impl Checkpointer {
             self.inner.agree(tag, payload, &mut signals)
         });
         said.map_err(|e| interrupt.unwrap_or_else(|| raise(&e)))
+    }
+
+    /// Reads and writes so far, by the engine that did them.
+    fn io_counters(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
+        Ok(crate::loader::io_dict(py, &self.inner.counters())?.unbind())
     }
 
     /// Makes staging memory for states of about this many bytes ahead of the first save.

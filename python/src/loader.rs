@@ -8,6 +8,7 @@ use drivetrain::order::{LoaderState, Shuffle};
 use drivetrain::pipeline::{
     BadSample, ErrorLimit, Loader, LoaderConfig, LoaderStats, OnError, OnHeld, RunningPass, Share,
 };
+use drivetrain::storage::IoCounters;
 use drivetrain::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -228,7 +229,7 @@ fn stats_dict(py: Python<'_>, stats: &LoaderStats) -> PyResult<Py<PyDict>> {
     }
     dict.set_item("bottleneck", report.bottleneck.name())?;
     dict.set_item("seconds", seconds_dict(py, stats)?)?;
-    dict.set_item("io", io_dict(py, stats)?)?;
+    dict.set_item("io", io_dict(py, &stats.io)?)?;
     dict.set_item("memory", memory_dict(py, stats)?)?;
     Ok(dict.unbind())
 }
@@ -250,8 +251,9 @@ fn seconds_dict<'py>(py: Python<'py>, stats: &LoaderStats) -> PyResult<Bound<'py
     Ok(dict)
 }
 
-fn io_dict<'py>(py: Python<'py>, stats: &LoaderStats) -> PyResult<Bound<'py, PyDict>> {
-    let (dict, io) = (PyDict::new(py), &stats.io);
+/// Counters of a store as a dict, for `stats()` of loaders and checkpointers.
+pub fn io_dict<'py>(py: Python<'py>, io: &IoCounters) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
     for (name, count) in [
         ("uring_reads", io.uring_reads),
         ("uring_writes", io.uring_writes),

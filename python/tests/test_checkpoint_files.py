@@ -1,6 +1,8 @@
 """Checkpoint files as other programs see them, and ranks that meet through torch's Store."""
 
 import json
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -144,3 +146,21 @@ def test_a_missing_rank_is_named(tmp_path):
     with pytest.raises(TimeoutError, match="rank 1"):
         ckpt.agree("restore", "")
     assert ckpt.steps() == []
+
+
+def test_the_default_writer_goes_through_io_uring_around_the_page_cache(tmp_path):
+    import drivetrain as dt
+
+    program = [sys.executable, "-m", "drivetrain._cli", "doctor", "--json"]
+    report = subprocess.run(program, capture_output=True, text=True, check=False).stdout
+    findings = {f["name"]: f for f in json.loads(report)["findings"]}
+    if not findings["io_uring"]["good"]:
+        pytest.skip(f"no io_uring here: {findings['io_uring']}")
+    state = {"w": torch.arange(3 << 20, dtype=torch.float32)}
+    with dt.Checkpointer(str(tmp_path / "ck")) as ckpt:
+        ckpt.save(1, state, rng=False).wait()
+        io = ckpt.stats()["io"]
+    assert io["thread_writes"] == 0 and io["uring_writes"] > 0
+    assert io["written_bytes"] >= 12 << 20
+    # The one file of 12 MiB goes out in slices of at most 8 MiB; the small files need no O_DIRECT.
+    assert io["direct_writes"] >= 2

@@ -22,7 +22,7 @@ use super::snapshot::{SlotPlace, Slots, Staged, image_starts, stage};
 use crate::error::{Error, Result};
 use crate::memory::Slot;
 use crate::runtime::block_on;
-use crate::storage::Store;
+use crate::storage::{IoCounters, Store};
 
 /// Saves that may wait for the writer; more would need more slots.
 const QUEUE_MAX: usize = 2;
@@ -255,6 +255,11 @@ impl Checkpointer {
     /// while they are staged in shared memory.
     pub fn private_reason(&self) -> Option<String> {
         self.slots.private_reason()
+    }
+
+    /// Reads and writes so far, by the engine that did them.
+    pub fn counters(&self) -> IoCounters {
+        self.place.store.counters()
     }
 
     /// Committed steps, ascending.

@@ -269,6 +269,22 @@ class Checkpointer:
         found = self._native.verify(step)
         return Verified(step, tuple(Problem(file, _dotted(path), why) for file, path, why in found))
 
+    def stats(self) -> dict[str, Any]:
+        """What was done so far: `failed_saves`, and `io`, the reads and writes by engine.
+
+        `io` has `uring_writes`, `thread_writes`, `direct_writes`, `written_bytes` and their
+        `..._reads` and `read_bytes`; `object_requests` and `retries` for object stores.
+        """
+        return {"failed_saves": self.failed_saves, "io": self._native.io_counters()}
+
+    def prepare(self, nbytes: int) -> None:
+        """Makes and touches staging memory for states of about `nbytes` bytes on this rank.
+
+        Otherwise the first save does it, and stops the trainer that much longer.
+        """
+        self._check_usable()
+        self._native.prepare(nbytes)
+
     def close(self) -> None:
         """Waits for saves on their way and reports failed ones. A second call does nothing."""
         if self._closed:
