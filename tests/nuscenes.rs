@@ -329,7 +329,7 @@ fn cycles_and_broken_values_are_named() {
     let text = refusal(|tree| tree.set("sample", 0, "timestamp", json!("soon")));
     assert!(text.contains("sample.json") && text.contains("line 1"), "{text}");
     let gone = refusal(|tree| drop(tree.tables.remove("ego_pose")));
-    assert!(gone.contains("ego_pose is missing"), "{gone}");
+    assert!(gone.contains("ego_pose.json is missing"), "{gone}");
 }
 
 #[test]

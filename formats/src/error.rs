@@ -44,7 +44,7 @@ pub enum Error {
         limit: u64,
     },
     /// A name that would leave the root, or that is not text.
-    #[error("unsafe name at byte {offset}: {found}")]
+    #[error("unsafe name at byte {offset}: expected relative UTF-8 without `..`, found {found}")]
     UnsafeName {
         /// Where.
         offset: u64,
@@ -64,7 +64,7 @@ pub enum Error {
         message: String,
     },
     /// A record with a value that the schema forbids.
-    #[error("{table}: {column} of record {record} must be {expected}, found {found}")]
+    #[error("{table}.json: {column} of record {record} must be {expected}, found {found}")]
     BadRecord {
         /// Table of the record.
         table: &'static str,
@@ -78,13 +78,15 @@ pub enum Error {
         found: String,
     },
     /// A table without which the others mean nothing is not there.
-    #[error("table {table} is missing")]
+    #[error("table {table}.json is missing")]
     MissingTable {
         /// The table.
         table: &'static str,
     },
     /// A reference to a record that is not there.
-    #[error("{table}: {column} of record {record} refers to {token}, which is not in {target}")]
+    #[error(
+        "{table}.json: {column} of record {record} refers to {token}, which is not in {target}.json"
+    )]
     Dangling {
         /// Table with the reference.
         table: String,

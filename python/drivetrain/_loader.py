@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import operator
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +14,13 @@ from drivetrain._batch import Maker, NumpyMaker, TorchMaker, make_batch
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._ranks import resolve_rank
 from drivetrain._requests import native_fields
-from drivetrain._sizes import size_bytes
+from drivetrain._sizes import integer, size_bytes
 
 if TYPE_CHECKING:
     from drivetrain._dataset import Dataset
+
+#: Seeds are unsigned 64-bit numbers.
+SEED_MAX = 2**64 - 1
 
 _SHUFFLES = {True: "full", False: "sequential", "full": "full", "block": "block"}
 
@@ -107,14 +109,14 @@ class DataLoader:
         self._output = _output(output, device)
         self._device = device
         options = {
-            "batch_size": operator.index(batch_size),
+            "batch_size": integer(batch_size, "batch_size", 1),
             "fields": native_fields(fields),
-            "seed": operator.index(seed),
+            "seed": integer(seed, "seed", 0, SEED_MAX),
             "drop_last": bool(drop_last),
             "rank": rank,
             "world_size": world_size,
             "memory_limit_bytes": size_bytes(memory_limit, "memory_limit"),
-            "threads": None if threads is None else operator.index(threads),
+            "threads": None if threads is None else integer(threads, "threads", 1),
             "on_error": on_error,
             "on_held": on_held,
             "timeout_s": None if timeout is None else seconds(timeout, "timeout"),
@@ -179,16 +181,20 @@ class DataLoader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues from a stored state; another seed, shuffle or data set is refused by name."""
         try:
-            text = json.dumps(dict(state_dict))
+            state = dict(state_dict)
+            text = json.dumps(state)
         except (TypeError, ValueError) as error:
             raise _native.InvalidArgument(
                 f"loader state: expected the dict that state_dict() returned, found {error}"
             ) from None
+        for name in ("epoch", "position"):
+            if name in state:
+                integer(state[name], f"loader state: {name}", 0)
         self._native.load_state(text)
 
     def set_epoch(self, epoch: int) -> None:
         """Moves to `epoch` from its start; the current epoch keeps its position."""
-        self._native.set_epoch(operator.index(epoch))
+        self._native.set_epoch(integer(epoch, "epoch", 0))
 
     def stats(self) -> dict[str, Any]:
         """Counts, bytes, seconds per stage, reads by engine, memory, and the bottleneck's name."""

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain._native import InvalidArgument
+from drivetrain._sizes import integer
+
+#: Largest coordinate that fits the engine's numbers; its own limits are tighter.
+PIXELS_MAX = 2**32 - 1
+#: The same for counts of sweeps and points.
+COUNT_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -70,9 +76,16 @@ def _triple(value: Any, default: float, name: str) -> tuple[float, float, float]
         return (default,) * 3
     if isinstance(value, (int, float)):
         return (float(value),) * 3
-    numbers = tuple(float(v) for v in value)
-    if len(numbers) != 3:
-        raise InvalidArgument(f"{name}: expected 1 or 3 numbers, found {len(numbers)}")
+    return _floats(value, 3, name, "1 or 3 numbers")
+
+
+def _floats(value: Any, count: int, name: str, expected: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(v) for v in value)
+    except (TypeError, ValueError, OverflowError):
+        numbers = ()
+    if len(numbers) != count:
+        raise InvalidArgument(f"{name}: expected {expected}, found {value!r}")
     return numbers
 
 
@@ -83,8 +96,10 @@ def _integers(value: Any, count: int, name: str) -> tuple[int, ...] | None:
         numbers = tuple(operator.index(v) for v in value)
     except TypeError:
         numbers = ()
-    if len(numbers) != count or min(numbers) < 0:
-        raise InvalidArgument(f"{name}: expected {count} integers of 0 or more, found {value!r}")
+    if len(numbers) != count or min(numbers) < 0 or max(numbers) > PIXELS_MAX:
+        raise InvalidArgument(
+            f"{name}: expected {count} integers from 0 to {PIXELS_MAX}, found {value!r}"
+        )
     return numbers
 
 
@@ -103,24 +118,35 @@ def _image(form: Image, name: str) -> dict[str, Any]:
         "mean": _triple(form.mean, 0.0, f"{name}: mean"),
         "std": _triple(form.std, 1.0, f"{name}: std"),
         "dtype": _dtype_name(form.dtype),
-        "layout": form.layout,
+        "layout": str(form.layout),
         "exact": bool(form.exact),
     }
 
 
 def _points(form: Points, name: str) -> dict[str, Any]:
-    limits = None if form.range is None else tuple(float(v) for v in form.range)
-    if limits is not None and len(limits) != 6:
-        raise InvalidArgument(f"{name}: range: expected 6 numbers, found {len(limits)}")
+    limits, close, most = form.range, form.remove_close_m, form.max_points
+    if limits is not None:
+        limits = _floats(limits, 6, f"{name}: range", "6 numbers")
+    if close is not None:
+        (close,) = _floats([close], 1, f"{name}: remove_close_m", "metres")
+    if most is not None:
+        most = integer(most, f"{name}: max_points", 0, COUNT_MAX)
     return {
         "kind": "points",
-        "sweeps": form.sweeps,
+        "sweeps": integer(form.sweeps, f"{name}: sweeps", 0, COUNT_MAX),
         "range": limits,
-        "columns": None if form.columns is None else list(form.columns),
-        "remove_close_m": form.remove_close_m,
-        "ragged": form.ragged,
-        "max_points": form.max_points,
+        "columns": None if form.columns is None else _names(form.columns, f"{name}: columns"),
+        "remove_close_m": close,
+        "ragged": str(form.ragged),
+        "max_points": most,
     }
+
+
+def _names(value: Any, name: str) -> list[str]:
+    names = [] if isinstance(value, str) else list(value)
+    if isinstance(value, str) or not all(isinstance(one, str) for one in names):
+        raise InvalidArgument(f"{name}: expected a list of names, found {value!r}")
+    return names
 
 
 def native_fields(fields: Mapping[str, Any] | Sequence[str] | None) -> list[tuple] | None:

@@ -1,7 +1,7 @@
 //! `dt.Image` and `dt.Points` as the engine's field requests.
 
 use drivetrain::Error;
-use drivetrain::pipeline::{FieldForm, FieldRequest, Ragged};
+use drivetrain::pipeline::{FieldForm, FieldRequest, Ragged, in_field};
 use drivetrain::transform::{Crop, ImageSpec, Layout, PointsSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,7 +17,7 @@ pub fn requests(
         let form = match form {
             None => FieldForm::Natural,
             Some(form) => parse(&form).map_err(|e| match e {
-                Wrong::Native(error) => to_python(py, &error),
+                Wrong::Native(error) => to_python(py, &in_field(&name, error)),
                 Wrong::Python(error) => error,
             })?,
         };

@@ -1,5 +1,6 @@
 //! The checkpointer: stages in the caller's thread, writes and commits in one thread of its own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -208,8 +209,16 @@ impl Checkpointer {
             Some(writer) => writer,
             None => writer.insert(self.start_writer()?),
         };
-        writer.queue.send((job, handle.clone())).map_err(|_| self.closed())?;
-        Ok(handle)
+        let (step, timeout) = (job.step, self.place.room.timeout);
+        match writer.queue.send_timeout((job, handle.clone()), timeout) {
+            Ok(()) => Ok(handle),
+            Err(SendTimeoutError::Disconnected(_)) => Err(self.closed()),
+            Err(SendTimeoutError::Timeout(_)) => Err(Error::Timeout {
+                what: format!("a place in the queue of saves for step {step}"),
+                waited: timeout,
+                advice: "earlier saves do not end: check the storage of the checkpoint root".into(),
+            }),
+        }
     }
 
     fn start_writer(&self) -> Result<Writer> {
@@ -345,7 +354,9 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
             }
             Ok(())
         };
-        let outcome = commit::run(place, &job, &mut tick);
+        // Nobody would ever finish the handles of a thread that is gone.
+        let run = AssertUnwindSafe(|| commit::run(place, &job, &mut tick));
+        let outcome = catch_unwind(run).unwrap_or_else(|_| Err(panicked(job.step)));
         let (staged, tidy) = (job.staged.clone(), commit::Tidy::of(&job));
         let blocking = job.blocking;
         drop(job);
@@ -362,6 +373,17 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
         if let Err(error) = commit::tidy(place, tidy) {
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");
         }
+    }
+}
+
+fn panicked(step: i64) -> Error {
+    Error::Io {
+        op: "save",
+        path: format!("step {step}"),
+        source: std::io::Error::other("the writer panicked"),
+        advice: "report it with the panic's message; `drivetrain ckpt ls` tells whether the step \
+                 was committed"
+            .into(),
     }
 }
 

@@ -79,7 +79,7 @@ pub async fn prune(store: &dyn Store, keep: &Keep, newest: i64) -> Result<()> {
         let mut victims = keep.victims(&steps, newest);
         if !victims.is_empty() {
             for step in steps.iter().filter(|s| !victims.contains(s)).copied().collect::<Vec<_>>() {
-                for needed in refers_to(store, keep, step).await {
+                for needed in refers_to(store, keep, step).await? {
                     victims.remove(&needed);
                 }
             }
@@ -94,14 +94,19 @@ pub async fn prune(store: &dyn Store, keep: &Keep, newest: i64) -> Result<()> {
     Ok(())
 }
 
-async fn refers_to(store: &dyn Store, keep: &Keep, step: i64) -> Vec<i64> {
+/// Steps that `step` needs. A damaged manifest can be restored by nobody and needs none; one that
+/// could not be read just now may need any, so nothing is removed this time.
+async fn refers_to(store: &dyn Store, keep: &Keep, step: i64) -> Result<Vec<i64>> {
     if let Some(known) = keep.refers.lock().get(&step) {
-        return known.clone();
+        return Ok(known.clone());
     }
-    let read = read_manifest(store, step).await;
-    let needed = read.map(|m| m.refers_to).unwrap_or_default();
+    let needed = match read_manifest(store, step).await {
+        Ok(manifest) => manifest.refers_to,
+        Err(Error::Corrupt { .. } | Error::NotFound { .. }) => Vec::new(),
+        Err(error) => return Err(error),
+    };
     keep.refers.lock().insert(step, needed.clone());
-    needed
+    Ok(needed)
 }
 
 async fn read_manifest(store: &dyn Store, step: i64) -> Result<Manifest> {

@@ -124,7 +124,7 @@ fn gpu(cuda: &Discovery) -> Finding {
     let found = if cuda.available {
         cuda.devices.iter().map(device).collect::<Vec<_>>().join(", ")
     } else {
-        format!("none: {}", cuda.reason)
+        cuda.reason.clone()
     };
     // A machine without a GPU is complete as it is.
     finding("CUDA", true, found, "")

@@ -98,6 +98,15 @@ impl Sources {
         ((id as usize) < self.len()).then(|| self.uri.value(id as usize))
     }
 
+    /// Bytes of one source, [`Source::MISSING_BYTES`] where it was not there.
+    pub(super) fn size_bytes(&self, id: u32) -> Option<u64> {
+        let row = id as usize;
+        let known = |row| {
+            if self.size.is_valid(row) { self.size.value(row) } else { Source::MISSING_BYTES }
+        };
+        (row < self.len()).then(|| known(row))
+    }
+
     /// One source.
     pub(super) fn get(&self, id: u32) -> Option<Source> {
         let row = id as usize;

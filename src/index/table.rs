@@ -294,6 +294,11 @@ impl SampleTable {
         sources.get(id).ok_or_else(|| Error::invalid("source", format!("0..{}", sources.len()), id))
     }
 
+    /// Bytes of one source when it was indexed; `None` if there is no such source.
+    pub fn source_bytes(&self, id: u32) -> Option<u64> {
+        self.inner.sources.size_bytes(id)
+    }
+
     /// Number of sources.
     pub fn source_count(&self) -> usize {
         self.inner.sources.len()

@@ -98,6 +98,11 @@ fn walk(input: &mut Input, notes: &mut Vec<String>) -> Result<Vec<Sample>> {
         }
     }
     samples.extend(grouper.finish());
+    if !walker.end_was_marked() {
+        notes.push(format!(
+            "{name}: ends without two zero blocks, so members may have been cut off"
+        ));
+    }
     if grouper.skipped() > 0 {
         notes
             .push(format!("{name}: {} members without extension are no sample", grouper.skipped()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::budget::Charge;
 use super::coalesce::Read;
 use super::engine::Engine;
-use super::pass::PassState;
+use super::pass::{PassState, Watch};
 use super::plan::{Cell, Cost, Layout, plan_cell, plan_reads};
 use super::slots::SlotBuffer;
 use super::work::{Funding, Sample, Start, StepWork};
@@ -18,7 +18,9 @@ use crate::telemetry::Stage;
 /// Runs a pass to its end, to an error or until it is cancelled.
 pub async fn drive(engine: Arc<Engine>, pass: Arc<PassState>, partition: Partition) {
     let order = engine.order.epoch(pass.epoch());
+    let mut watch = Watch::new(&pass, 0);
     for step in pass.steps() {
+        watch.step = step;
         pass.room().await;
         let sized = engine.fields.iter().all(super::field::Field::is_sized);
         if pass.is_cancelled() {

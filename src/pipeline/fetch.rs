@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::coalesce::Read;
+use super::pass::Watch;
 use super::work::{Job, StepWork};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
@@ -32,6 +33,7 @@ pub struct User {
 /// Reads and hands out. Ends early, without handing out, if the pass was cancelled.
 pub async fn fetch(work: Arc<StepWork>, read: Read, buffer: Buffer, users: Vec<User>) {
     let engine = &work.engine;
+    let _watch = Watch::new(&work.pass, work.step);
     let Ok(_turn) = engine.read_turns.acquire().await else { return };
     if work.pass.is_cancelled() {
         return;

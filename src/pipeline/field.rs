@@ -128,9 +128,20 @@ pub fn resolve(table: &SampleTable, requests: Option<&[FieldRequest]>) -> Result
             let what = format!("fields: {}", request.name);
             return Err(Error::invalid(what, "each field once", "it twice"));
         }
-        fields.push(field(table, column, &table.fields()[column], &request.form)?);
+        let made = field(table, column, &table.fields()[column], &request.form);
+        fields.push(made.map_err(|e| in_field(&request.name, e))?);
     }
     Ok(fields)
+}
+
+/// An argument's error with the name of the field it was given for.
+pub fn in_field(name: &str, error: Error) -> Error {
+    match error {
+        Error::Invalid { what, expected, found } if !what.contains(name) => {
+            Error::Invalid { what: format!("fields: {name}: {what}"), expected, found }
+        }
+        other => other,
+    }
 }
 
 fn unknown(table: &SampleTable, name: &str) -> Error {

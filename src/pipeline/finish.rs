@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::assemble::assemble;
 use super::coalesce::Read;
 use super::config::OnError;
+use super::pass::Watch;
 use super::plan::{Cell, plan_cell, plan_reads};
 use super::quarantine::BadSample;
 use super::work::{Failure, Outcome, Sample, StepWork};
@@ -20,6 +21,7 @@ pub fn round_done(work: &Arc<StepWork>) {
     if work.pass.is_cancelled() {
         return;
     }
+    let _watch = Watch::new(&work.pass, work.step);
     match settle(work) {
         Ok(again) if again.is_empty() => {
             let _timer = work.engine.stages.time(Stage::Assemble);

@@ -44,6 +44,7 @@ pub use config::{
     ErrorLimit, FieldForm, FieldRequest, LoaderConfig, MEMORY_LIMIT_BYTES_DEFAULT, OnError, OnHeld,
     Ragged,
 };
+pub use field::in_field;
 pub use loader::{Loader, LoaderStats, RunningPass};
 pub use pass::Share;
 pub use quarantine::BadSample;

@@ -249,6 +249,39 @@ impl PassState {
     }
 }
 
+/// Held by whoever makes a step: if that panics, the step becomes an error, since a caller would
+/// wait for good for a batch that nobody makes any more.
+#[derive(Debug)]
+pub struct Watch {
+    pass: Arc<PassState>,
+    /// The step being made.
+    pub step: u64,
+}
+
+impl Watch {
+    /// Watches over `step`.
+    pub fn new(pass: &Arc<PassState>, step: u64) -> Self {
+        Self { pass: Arc::clone(pass), step }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.pass.deliver(self.step, Err(broken(self.step)));
+        }
+    }
+}
+
+fn broken(step: u64) -> Error {
+    Error::Io {
+        op: "make",
+        path: format!("batch of step {step}"),
+        source: std::io::Error::other("the loader panicked"),
+        advice: "report it with the panic's message; starting a new pass may work".into(),
+    }
+}
+
 impl Inner {
     fn has_room(&self) -> bool {
         let ahead = self.working.len() as u64;
@@ -261,5 +294,32 @@ impl Inner {
             self.ahead_bytes -= bytes;
         }
         self.next += stride.max(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::{Cursor, Order, Partition, Shuffle};
+
+    #[test]
+    fn a_panic_while_making_a_step_ends_the_wait_for_it() {
+        let order = Order::new(8, 0, Shuffle::Sequential).unwrap();
+        let partition = Partition::new(2, 1, 0, false).unwrap();
+        let pass = Cursor::new(order, partition, "f").begin_pass();
+        let state = PassState::new(pass, Share::ALL);
+        let maker = std::thread::spawn({
+            let state = Arc::clone(&state);
+            move || {
+                let mut watch = Watch::new(&state, 7);
+                watch.step = 0;
+                panic!("on purpose");
+            }
+        });
+        assert!(maker.join().is_err());
+        let taken = state.take(Duration::from_mins(1)).unwrap();
+        assert!(matches!(taken, Taken::Failed(Error::Io { .. })), "{taken:?}");
+        drop(Watch::new(&state, 1));
+        assert!(matches!(state.take(Duration::ZERO).unwrap(), Taken::Pending { .. }));
     }
 }

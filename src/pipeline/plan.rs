@@ -74,7 +74,24 @@ fn missing(table: &SampleTable, field: &Field, row: usize) -> Error {
 
 fn keyframe(table: &SampleTable, field: &Field, row: usize) -> Result<Piece> {
     let blob = table.blob(field.column, row)?.ok_or_else(|| missing(table, field, row))?;
+    check_inside(table, &blob)?;
     Ok(Piece { blob, transform: None, dt_s: 0.0 })
+}
+
+/// A damaged index must not decide how much memory is asked for.
+fn check_inside(table: &SampleTable, blob: &BlobRef) -> Result<()> {
+    let size_bytes = table.source_bytes(blob.source).unwrap_or_default();
+    if blob.offset.checked_add(blob.length).is_some_and(|end| end <= size_bytes) {
+        return Ok(());
+    }
+    let file = table.source(blob.source).map_or_else(|e| e.to_string(), |s| s.uri);
+    Err(Error::corrupt(
+        file,
+        blob.offset,
+        format!("a range inside its {size_bytes} bytes"),
+        format!("{} bytes", blob.length),
+        "the index is damaged: delete it and index the data set again",
+    ))
 }
 
 fn sweeps(
@@ -90,6 +107,7 @@ fn sweeps(
     for item in table.sweeps(field.column, row, points.spec.sweeps)? {
         let dt_s = (key_ns.saturating_sub(item.timestamp_ns)) as f64 / NS_PER_S;
         let transform = Some(item.transform);
+        check_inside(table, &item.blob)?;
         pieces.push(Piece { blob: item.blob, transform, dt_s: dt_s as f32 });
     }
     Ok(pieces)

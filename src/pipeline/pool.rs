@@ -1,5 +1,6 @@
 //! The decoder threads of one loader.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -95,6 +96,9 @@ impl Drop for Pool {
 fn serve(receiver: &Receiver<Message>) {
     let mut scratch = Scratch::default();
     while let Ok(Message::Run(job)) = receiver.recv() {
-        job.run(&mut scratch);
+        // The step's watch has made it an error; the thread lives on for other steps.
+        if catch_unwind(AssertUnwindSafe(|| job.run(&mut scratch))).is_err() {
+            scratch = Scratch::default();
+        }
     }
 }

@@ -68,13 +68,18 @@ impl Walker {
         if left >= need {
             return Ok(Some((self.position, need)));
         }
-        // A tar may end at a header's place without its two zero blocks.
+        // A tar may end at a header's place without its two zero blocks, but an empty file is none.
         let clean = left == 0 && self.state == State::Header && !self.has_pending();
-        if clean || self.state == State::Trailer {
+        if (clean && self.position > 0) || self.state == State::Trailer {
             self.state = State::Done;
             return Ok(None);
         }
         Err(Error::Truncated { what: "tar header", offset: self.position, need, have: left })
+    }
+
+    /// Whether the end was marked with a zero block; if not, later members may have been cut off.
+    pub fn end_was_marked(&self) -> bool {
+        self.zero_before
     }
 
     fn has_pending(&self) -> bool {

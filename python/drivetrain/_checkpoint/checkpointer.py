@@ -27,6 +27,9 @@ SOFT_FAILURES = (
     _native.Corrupt,
 )
 
+#: Steps are signed 64-bit numbers in the manifest.
+STEP_MAX = 2**63 - 1
+
 
 class Checkpointer:
     """Commits checkpoints to a folder or object store and restores the newest good one.
@@ -162,8 +165,7 @@ class Checkpointer:
         made all the same.
         """
         self._check_usable()
-        if type(step) is not int or step < 0:
-            raise _native.InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
+        _check_step(step)
         finished = [handle for handle in self._pending if handle.done()]
         try:
             handle = self._start(step, state, blocking, rng, overwrite)
@@ -247,6 +249,8 @@ class Checkpointer:
         for a named step that is not there, `InvalidArgument` for shapes or names that do not fit.
         """
         self._check_usable()
+        if step is not None:
+            _check_step(step)
         self._restores += 1
         run = Restore(
             self._native,
@@ -266,6 +270,7 @@ class Checkpointer:
     def verify(self, step: int) -> Verified:
         """Reads a whole step and compares every checksum; nothing is loaded."""
         self._check_usable()
+        _check_step(step)
         found = self._native.verify(step)
         return Verified(step, tuple(Problem(file, _dotted(path), why) for file, path, why in found))
 
@@ -352,6 +357,11 @@ class Checkpointer:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _check_step(step: Any) -> None:
+    if type(step) is not int or not 0 <= step <= STEP_MAX:
+        raise _native.InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
 
 
 def _dotted(path: str) -> str:

@@ -3,6 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain._native import InvalidArgument
+
+#: More steps than anybody keeps; the engine counts them in 32 bits.
+KEEP_LAST_MAX = 2**32 - 1
+KEEP_EVERY_MAX = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class Keep:
@@ -17,11 +23,11 @@ class Keep:
     every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("last", "every"):
+        for name, most in (("last", KEEP_LAST_MAX), ("every", KEEP_EVERY_MAX)):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(
-                    f"Keep.{name}: expected an int of 1 or more or None, found {value!r}"
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise InvalidArgument(
+                    f"keep: expected {name} to be an int from 1 to {most} or None, found {value!r}"
                 )
 
 

@@ -36,7 +36,7 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
     }
     match outcome {
         Ok(done) => {
-            room.put(&job.meeting(), "verdict", &encode(&Verdict::Committed)?)?;
+            tell(place, job, "verdict", &Verdict::Committed);
             after(place, job, &done);
             Ok(())
         }
@@ -47,9 +47,19 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
             let failure = refusal.into_failure();
             let told = failure.clone();
             let verdict = if removed { Verdict::Failed(told) } else { Verdict::Unsure(told) };
-            room.put(&job.meeting(), name, &encode(&verdict)?)?;
+            tell(place, job, name, &verdict);
             Err(failure.into_error())
         }
+    }
+}
+
+/// Tells the other ranks. The outcome is what it is even if they cannot be told: they look at the
+/// manifest themselves when they hear nothing, so this must not turn a commit into an error or
+/// hide why there was none.
+fn tell(place: &Place, job: &Job, name: &str, verdict: &Verdict) {
+    let told = encode(verdict).and_then(|text| place.room.put(&job.meeting(), name, &text));
+    if let Err(error) = told {
+        tracing::warn!(%error, step = job.step, "the other ranks could not be told the outcome");
     }
 }
 

@@ -168,9 +168,28 @@ async fn open_files(step: &OpenStep, names: &[&str]) -> Result<Vec<Opened>> {
         let path = join(&step.folder, name);
         let direct = step.store.open(&path, OpenOptions { direct: true }).await?;
         let cached = step.store.open(&path, OpenOptions::default()).await?;
+        check_header(step, name, &path, cached.as_ref()).await?;
         files.push(Opened { direct, cached });
     }
     Ok(files)
+}
+
+/// The header is not needed to restore, but a file whose header is damaged is damaged, and other
+/// readers of it would be misled.
+async fn check_header(step: &OpenStep, name: &str, path: &str, file: &dyn ReadAt) -> Result<()> {
+    let Some(record) = step.manifest.file(name).filter(|r| r.header_bytes > 0) else {
+        return Ok(());
+    };
+    let length = record.header_bytes.min(record.size_bytes) as usize;
+    let mut buffer = Buffer::heap(length);
+    buffer.set_len(length);
+    let header = file.read_at(0, buffer).await?.into_bytes();
+    let found = format!("{:08x}", crc32c(&header));
+    if found == record.header_crc32c {
+        return Ok(());
+    }
+    let expected = format!("a header with crc32c {}", record.header_crc32c);
+    Err(Error::corrupt(path, 0, expected, found, OLDER))
 }
 
 /// What the reading threads share.
