@@ -3,6 +3,8 @@
 import io
 import os
 import pathlib
+import subprocess
+import sys
 import tarfile
 
 import drivetrain as dt
@@ -81,3 +83,34 @@ def test_boxes_and_poses_are_lists_of_numbers(tmp_path: pathlib.Path) -> None:
         assert row["LIDAR_TOP.calibration"]["intrinsic"] is None
         assert row["LIDAR_TOP"]["codec"] == "f32x5"
         assert row["LIDAR_TOP"]["length"] == 34688 * 20
+
+
+def test_a_compressed_copy_opens_from_where_it_was_moved(tar, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    index = tar.with_name("t.index.arrow")
+    program = [sys.executable, "-m", "drivetrain._cli", "index", str(tar)]
+    subprocess.run([*program, "--out", str(index), "--compress"], check=True, timeout=60)
+    wanted = dt.open(str(index)).fingerprint
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in (index, tar.with_name("t.sources.arrow")):
+        copy = file.with_name(file.name + ".zst")
+        with pa.input_stream(str(copy), compression="zstd") as stream:
+            assert stream.read() == file.read_bytes()
+        copy.rename(moved / copy.name)
+        file.unlink()
+    tar.rename(moved / tar.name)
+    for _ in range(2):  # expanded, then found in the cache
+        ds = dt.open(str(moved / "t.index.arrow.zst"))
+        assert ds.fingerprint == wanted and bytes(ds[0]["bin"]) == b"123"
+
+
+def test_a_damaged_compressed_copy_is_refused_by_name(tar, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    index = tar.with_name("t.index.arrow")
+    program = [sys.executable, "-m", "drivetrain._cli", "index", str(tar)]
+    subprocess.run([*program, "--out", str(index), "--compress"], check=True, timeout=60)
+    copy = tar.with_name("t.index.arrow.zst")
+    copy.write_bytes(copy.read_bytes()[:-20])
+    with pytest.raises(dt.Corrupt, match=r"t\.index\.arrow\.zst"):
+        dt.open(str(copy))

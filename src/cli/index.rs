@@ -8,7 +8,7 @@ use crate::cli::args::StorageArgs;
 use crate::cli::info::describe;
 use crate::cli::output::{Bar, Output};
 use crate::error::Result;
-use crate::index::{Progress, build_index, open_dataset};
+use crate::index::{Progress, build_index, compress, open_dataset};
 use crate::storage::StorageOptions;
 
 /// Arguments of `index`.
@@ -23,6 +23,9 @@ pub struct Args {
     /// auto, nuscenes, nuscenes:<table folder>, webdataset or mmdet3d
     #[arg(long, default_value = "auto")]
     format: String,
+    /// Also write zstd copies of the files for transport; `dt.open` opens the .index.arrow.zst
+    #[arg(long)]
+    compress: bool,
     #[command(flatten)]
     storage: StorageArgs,
 }
@@ -37,6 +40,13 @@ pub fn run(args: Args, out: &Output) -> Result<u8> {
             build_index(&args.uri, &args.format, Some(path), &options, &bars)?
         }
     };
+    if args.compress
+        && let Some(path) = table.path()
+    {
+        for copy in compress(path)? {
+            out.note(format!("wrote {}", copy.display()));
+        }
+    }
     describe(&table, out)?;
     Ok(EXIT_OK)
 }

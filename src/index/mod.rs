@@ -22,6 +22,7 @@ mod schema;
 mod sources;
 pub mod stream;
 mod table;
+mod transport;
 mod types;
 mod webdataset;
 
@@ -33,6 +34,7 @@ pub use progress::Progress;
 pub use read::BlobReader;
 pub use schema::Layout;
 pub use table::SampleTable;
+pub use transport::compress;
 pub use types::{
     BlobRef, Boxes, Calibration, Codec, FieldKind, FieldSpec, Pose, SequenceItem, Source,
 };

@@ -8,7 +8,7 @@ use super::inputs::Inputs;
 use super::progress::Progress;
 use super::schema::META_INPUTS;
 use super::table::SampleTable;
-use super::{INDEX_SUFFIX, mmdet3d, nuscenes, webdataset};
+use super::{INDEX_SUFFIX, mmdet3d, nuscenes, transport, webdataset};
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
 use crate::storage::{StorageOptions, Store, open_store};
@@ -75,6 +75,9 @@ pub fn open_dataset(
     if uri.ends_with(INDEX_SUFFIX) && !uri.contains("://") {
         return SampleTable::open(Path::new(uri), None);
     }
+    if transport::is_compressed(uri) && !uri.contains("://") {
+        return transport::open(Path::new(uri));
+    }
     let target = find(uri, format, options)?;
     let path = index.map_or_else(|| cache_path(&target), |path| Some(path.to_path_buf()));
     let Some(path) = path else { return build(&target, &target.root, progress) };
@@ -131,13 +134,18 @@ fn write_and_open(target: &Target, table: &SampleTable, path: &Path) -> Result<S
 
 /// `$XDG_CACHE_HOME/drivetrain/<hash of the root>/<name>.index.arrow`, or below `~/.cache`.
 fn cache_path(target: &Target) -> Option<PathBuf> {
+    let hash = xxhash_rust::xxh3::xxh3_128(target.root.as_bytes());
+    let name = format!("{}{INDEX_SUFFIX}", target.what.name());
+    Some(cache_base()?.join(format!("{hash:032x}")).join(name))
+}
+
+/// Where indexes are kept that nobody said where to keep.
+pub(super) fn cache_base() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME")
         .filter(|p| p.is_absolute())
         .or_else(|| set("HOME").map(|home| home.join(".cache")))?;
-    let hash = xxhash_rust::xxh3::xxh3_128(target.root.as_bytes());
-    let name = format!("{}{INDEX_SUFFIX}", target.what.name());
-    Some(base.join("drivetrain").join(format!("{hash:032x}")).join(name))
+    Some(base.join("drivetrain"))
 }
 
 fn find(uri: &str, format: &str, options: &StorageOptions) -> Result<Target> {
