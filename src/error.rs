@@ -181,6 +181,15 @@ impl Error {
         Self::Invalid { what: what.into(), expected: expected.into(), found: found.to_string() }
     }
 
+    /// An error about a part of a file that starts at `start`, with its offset in the whole file.
+    #[must_use]
+    pub fn in_part(mut self, start: u64) -> Self {
+        if let Self::Corrupt { offset, .. } = &mut self {
+            *offset = offset.saturating_add(start);
+        }
+        self
+    }
+
     /// Damaged bytes.
     pub fn corrupt(
         file: impl Into<String>,

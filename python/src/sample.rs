@@ -63,7 +63,8 @@ impl Shared {
         for ((column, blob), bytes) in columns.iter().zip(blobs).zip(fetched) {
             let spec = &self.table.fields()[*column];
             let value = match (blob, bytes) {
-                (Some(blob), Some((bytes, file))) => decode(spec, &blob, bytes, scratch, &file)?,
+                (Some(blob), Some((bytes, file))) => decode(spec, &blob, bytes, scratch, &file)
+                    .map_err(|e| e.in_part(blob.offset))?,
                 _ => self.inline(*column, row, spec)?,
             };
             values.push((spec.name.clone(), value));

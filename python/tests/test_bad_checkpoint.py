@@ -168,7 +168,7 @@ def test_odd_steps_are_refused(folder, step):
 
 @pytest.mark.parametrize("keep", [(0, None), (-1, None), (2**40, None), (1, 0), (1, -5)])
 def test_odd_retention_is_refused(folder, keep):
-    with pytest.raises(dt.InvalidArgument, match="keep"):
+    with pytest.raises(dt.InvalidArgument, match="Keep"):
         dt.Checkpointer(folder, keep=dt.Keep(last=keep[0], every=keep[1]))
 
 

@@ -349,6 +349,30 @@ def test_flipped_bits_in_an_index_never_crash(root, which):
             assert str(error)
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.index.arrow"])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, name, kind):
+    """Opening a pipe would wait for a writer that never comes."""
+    path = tmp_path / name
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    code, said = program("info", path)
+    assert code == 1 and "not a regular file" in said and name in said, said
+
+
+def test_damage_inside_a_tar_is_placed_in_the_tar(tmp_path):
+    """The offset that a message names can be looked up in the file that it names."""
+    path = tar_of(tmp_path / "a.tar", ["a.txt", "b.txt"], b"caf\xe9")
+    ds = dt.open(path, index=tmp_path / "a.index.arrow")
+    with refused(dt.Corrupt, "a.tar", f"byte {512 + 3}:", "byte E9"):
+        ds[0]
+    with refused(dt.Corrupt, "a.tar", f"byte {1536 + 3}:", "byte E9"):
+        ds[1]
+    with refused(dt.Corrupt, "a.tar", f"byte {512 + 3}:"):
+        list(dt.DataLoader(ds, 2))
+    code, said = program("check", path)
+    assert code == 1 and f"byte {1536 + 3}" in said, said
+
+
 # Arguments
 
 

@@ -153,7 +153,9 @@ impl Check<'_> {
         let spec = &self.table.fields()[field];
         let file = reader.name(blob);
         let result = reader.read(blob).and_then(|bytes| {
-            natural(spec.kind, &blob.codec, &spec.columns, bytes, scratch, &file).map(|_| ())
+            natural(spec.kind, &blob.codec, &spec.columns, bytes, scratch, &file)
+                .map(|_| ())
+                .map_err(|e| e.in_part(blob.offset))
         });
         if let Ok(mut report) = self.report.lock() {
             report.blobs += 1;

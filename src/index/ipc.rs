@@ -77,11 +77,25 @@ pub(super) fn open(
     check: impl FnOnce(&str, &Schema) -> Result<()>,
 ) -> Result<RecordBatch> {
     let name = path.display().to_string();
+    check_regular(path, &name)?;
     let file = File::open(path).map_err(|e| Error::io("open", &name, e))?;
     // SAFETY: index files are replaced by rename and never changed in place, so the mapping stays
     // as it is for as long as it lives; a foreign process that truncates one breaks its own data.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io("map", &name, e))?;
     decode(&name, &Buffer::from(Bytes::from_owner(map)), check)
+}
+
+/// Opening a pipe would wait for a writer, and a folder cannot be mapped.
+fn check_regular(path: &Path, name: &str) -> Result<()> {
+    let meta = std::fs::metadata(path).map_err(|e| Error::io("open", name, e))?;
+    if meta.is_file() {
+        return Ok(());
+    }
+    Err(Error::NotFound {
+        what: format!("index file {name}"),
+        advice: "there is something that is not a regular file: remove it, or name another index"
+            .into(),
+    })
 }
 
 /// Decodes the only batch of an Arrow IPC file.

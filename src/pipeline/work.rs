@@ -312,7 +312,10 @@ impl Job {
             *scratch = Scratch::default();
             Err((0, decode::panicked(&self.file(0))))
         });
-        result.map_err(|(piece, error)| self.failure(piece, error))
+        result.map_err(|(piece, error)| {
+            let start = self.pieces.get(piece).map_or(0, |p| p.blob.offset);
+            self.failure(piece, error.in_part(start))
+        })
     }
 
     fn failure(&self, piece: usize, error: Error) -> Box<Failure> {

@@ -87,7 +87,8 @@ fn text(bytes: Bytes, file: &str) -> Result<Natural> {
         Ok(text) => Ok(Natural::Text(text.to_string())),
         Err(error) => {
             let at = error.valid_up_to() as u64;
-            let found = format!("{:02X?}", bytes.get(at as usize));
+            let found =
+                bytes.get(at as usize).map_or("nothing".into(), |b| format!("byte {b:02X}"));
             Err(Error::corrupt(file, at, "UTF-8 text", found, "read the field as bytes"))
         }
     }

@@ -35,7 +35,8 @@ pub fn tensor(bytes: Bytes, file: &str) -> Result<Natural> {
         need = need.and_then(|n| n.checked_mul(*side));
     }
     if need != Some(bytes.len() - start) {
-        let expected = format!("{need:?} bytes of {dtype} {shape:?}");
+        let need = need.map_or_else(|| "too many".into(), |n| n.to_string());
+        let expected = format!("{need} bytes of {dtype} {shape:?}");
         return Err(bad(&expected, &format!("{} bytes", bytes.len() - start)));
     }
     Ok(Natural::Array { dtype, shape, data: bytes.slice(start..) })

@@ -27,7 +27,7 @@ class Keep:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise InvalidArgument(
-                    f"keep: expected {name} to be an int from 1 to {most} or None, found {value!r}"
+                    f"Keep.{name}: expected an int from 1 to {most} or None, found {value!r}"
                 )
 
 

@@ -116,15 +116,17 @@ impl LocalStore {
 
     fn open_file(&self, path: &str, options: OpenOptions) -> Result<LocalFile> {
         let full = names::object_path(&self.root, path)?;
-        let (file, direct) = sys::open_maybe_direct(&full, OpenMode::Read, options.direct)
-            .map_err(|e| names::not_found_or(&full, "open", e))?;
-        let meta = file.metadata().map_err(|e| names::not_found_or(&full, "stat", e))?;
-        if !meta.is_file() {
+        // Looked at before it is opened, since opening a pipe would wait for a writer.
+        let looked = std::fs::metadata(&full).map_err(|e| names::not_found_or(&full, "open", e))?;
+        if !looked.is_file() {
             return Err(Error::NotFound {
                 what: full.display().to_string(),
                 advice: "it is not a regular file".into(),
             });
         }
+        let (file, direct) = sys::open_maybe_direct(&full, OpenMode::Read, options.direct)
+            .map_err(|e| names::not_found_or(&full, "open", e))?;
+        let meta = file.metadata().map_err(|e| names::not_found_or(&full, "stat", e))?;
         let meta = sys::object_meta(path, &meta);
         Ok(LocalFile { target: self.target(full, file, direct)?, meta })
     }
