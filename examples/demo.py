@@ -216,6 +216,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     for name in ("reference", "killed"):
