@@ -52,13 +52,17 @@ jpeg_features() {
     fi
 }
 
+# What the wheel is made from; without git, so that an unpacked archive will do.
+sources() {
+    find Cargo.toml Cargo.lock src formats gpu-decode python -type f \
+        -not -path 'python/tests/*' -not -path '*/__pycache__/*' -not -name '*.so'
+}
+
 build_wheel() {
     local features want
     features=$(jpeg_features)
-    want="$features $(git ls-files -co --exclude-standard -- \
-        Cargo.toml Cargo.lock src formats gpu-decode python |
-        grep -v '^python/tests/' | LC_ALL=C sort |
-        while read -r f; do [ -f "$f" ] && sha256sum "$f"; done | sha256sum)"
+    want="$features $(sources | LC_ALL=C sort |
+        while read -r f; do sha256sum "$f"; done | sha256sum)"
     have_stamp wheel "$want" && return
     if [ -n "$features" ]; then
         say "building the release wheel with libjpeg-turbo (some minutes the first time)"
