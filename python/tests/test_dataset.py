@@ -89,7 +89,9 @@ def test_images_are_the_files(root, ds):
         want = np.asarray(Image.open(file).convert("RGB")).astype(int)
         got = sample[channel]
         assert got.dtype == np.uint8 and got.shape == (90, 160, 3)
-        assert abs(got.astype(int) - want).max() <= 4
+        difference = abs(got.astype(int) - want)
+        # Decoders interpolate subsampled colour in their own ways, which shows at hard edges.
+        assert difference.max() <= 40 and difference.mean() < 1
 
 
 def test_points_are_the_file(root, ds):

@@ -193,7 +193,8 @@ def test_truncation_is_an_error_at_every_length(arguments):
             transform(data[:cut])
 
 
-@pytest.mark.parametrize("arguments", [{}, {"progressive": True}])
+# Without libjpeg-turbo a progressive picture's scans are not counted: docs/transforms.md.
+@pytest.mark.parametrize("arguments", [{}, {"progressive": True}] if has_turbo() else [{}])
 def test_missing_middle_with_the_end_marker_kept_is_an_error(arguments):
     data = encode(scene(128, 192), quality=90, **arguments)
     with pytest.raises(_native.Corrupt, match=r"picture\.jpg"):

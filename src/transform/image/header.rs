@@ -31,6 +31,8 @@ pub struct JpegHeader {
     pub interleaved: bool,
     /// An Adobe segment is there, so four components are stored inverted.
     pub adobe: bool,
+    /// Four components that the Adobe segment calls YCCK.
+    pub ycck: bool,
 }
 
 impl JpegHeader {
@@ -53,21 +55,24 @@ pub fn read_header(jpeg: &[u8], file: &str) -> Result<JpegHeader> {
     }
     walk.at = 2;
     let mut header = None;
-    let mut adobe = false;
+    let (mut adobe, mut transform) = (false, 0);
     for _ in 0..SEGMENTS_MAX {
         let (marker, body) = walk.segment()?;
         match marker {
             0xC0..=0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
                 header = Some(walk.frame(marker, body)?);
             }
-            APP14 => adobe |= body.starts_with(b"Adobe"),
+            APP14 if body.starts_with(b"Adobe") => {
+                (adobe, transform) = (true, body.get(11).copied().unwrap_or(0));
+            }
             SOS => {
                 let Some(header) = header else {
                     return Err(walk.corrupt("a frame header before the first scan", "none"));
                 };
                 let interleaved = body.first() == Some(&header.components);
                 walk.end()?;
-                return Ok(JpegHeader { interleaved, adobe, ..header });
+                let ycck = header.components == 4 && transform == 2;
+                return Ok(JpegHeader { interleaved, adobe, ycck, ..header });
             }
             _ => {}
         }
@@ -150,6 +155,7 @@ impl<'a> Walk<'a> {
             subsampled,
             interleaved: true,
             adobe: false,
+            ycck: false,
         })
     }
 

@@ -8,6 +8,8 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod decode;
+#[cfg(any(test, not(feature = "turbojpeg")))]
+mod entropy;
 mod header;
 mod png;
 mod resample;

@@ -5,6 +5,7 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
+use super::entropy;
 use super::header::JpegHeader;
 use super::spec::IMAGE_SIDE_MAX;
 use crate::error::{Error, Result};
@@ -15,6 +16,9 @@ pub const NAME: &str = "zune-jpeg";
 /// Decodes a whole picture as RGBX, or as stored CMYK for four components.
 pub fn decode(jpeg: &[u8], header: &JpegHeader, out: &mut [u8], file: &str) -> Result<()> {
     refuse(header, file)?;
+    if !header.progressive() {
+        entropy::check(jpeg, file)?;
+    }
     let colours = if header.components == 4 { ColorSpace::CMYK } else { ColorSpace::RGBA };
     // Strict: missing data is an error instead of grey pixels.
     let options = DecoderOptions::default()
@@ -32,6 +36,8 @@ fn refuse(header: &JpegHeader, file: &str) -> Result<()> {
         "JPEG with arithmetic coding"
     } else if !header.interleaved && header.subsampled && !header.progressive() {
         "baseline JPEG with one scan per subsampled component"
+    } else if header.ycck {
+        "YCCK JPEG"
     } else {
         return Ok(());
     };
