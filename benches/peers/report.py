@@ -55,8 +55,10 @@ def main():
     names = list(dict.fromkeys(row["contender"] for row in rows))
     figures = [f for f in FIGURES if any(f in row for row in rows)]
     ours_names = [n for n in names if n.startswith(OURS)]
-    noisy = sum(row.get("other_cpus", 0) > NOISY_CPUS for row in rows)
-    print(f"{rows[0]['workload']}: {len(rounds)} rounds, {noisy} of {len(rows)} runs disturbed\n")
+    others = [row["other_cpus"] for row in rows if "other_cpus" in row]
+    noisy = sum(cpus > NOISY_CPUS for cpus in others)
+    disturbed = f", {noisy} of {len(others)} runs disturbed" if others else ""
+    print(f"{rows[0]['workload']}: {len(rounds)} rounds{disturbed}\n")
     print("| contender | " + " | ".join(FIGURES[f][0] for f in figures) + " |")
     print("|---|" + "---:|" * len(figures))
     for name in names:
