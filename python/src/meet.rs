@@ -7,6 +7,9 @@ use drivetrain::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+/// No value that is ever set.
+const ABSENT: &str = "\u{1}drivetrain: nothing here";
+
 /// A Store object of the caller's own (already cloned), called by its Python methods.
 pub struct StoreMeet {
     store: Py<PyAny>,
@@ -50,12 +53,13 @@ impl Meet for StoreMeet {
     }
 
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.call("get", |_, store| {
-            // `get` alone would wait; `check` first makes it a look.
-            if !store.call_method1("check", (vec![key],))?.extract::<bool>()? {
-                return Ok(None);
-            }
-            Ok(Some(store.call_method1("get", (key,))?.extract::<Vec<u8>>()?))
+        self.call("compare_set", |_, store| {
+            // `get` waits for a key that is not there, and after a `check` another rank may have
+            // deleted it. `compare_set` is the one look that never waits: it answers with the
+            // value, or, when there is none, with what was expected.
+            let found = store.call_method1("compare_set", (key, ABSENT, ABSENT))?;
+            let value = found.extract::<Vec<u8>>()?;
+            Ok((value != ABSENT.as_bytes()).then_some(value))
         })
     }
 

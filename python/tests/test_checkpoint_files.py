@@ -139,6 +139,73 @@ def test_ranks_meet_through_torchs_store(tmp_path):
     assert np.ptp(sizes) < 1 << 20, "the two ranks share the work"
 
 
+class VanishingStore:
+    """A torch Store in which a key that was looked for is deleted by another rank at once.
+
+    `get` and `wait` of a key that is not there block for the store's own timeout, half an hour for
+    a process group's; here they fail, since nothing may call them.
+    """
+
+    def __init__(self, store):
+        self.store = store
+        self.seen = set()
+
+    def check(self, keys):
+        found = self.store.check(keys)
+        for key in keys:
+            if found and key not in self.seen:
+                self.seen.add(key)
+                self.store.delete_key(key)
+        return found
+
+    def get(self, key):
+        if not self.store.check([key]):
+            raise AssertionError(f"a wait of the store's own for {key}")
+        return self.store.get(key)
+
+    def set(self, key, value):
+        self.store.set(key, value)
+
+    def compare_set(self, key, expected, desired):
+        return self.store.compare_set(key, expected, desired)
+
+    def delete_key(self, key):
+        return self.store.delete_key(key)
+
+
+def test_a_key_that_another_rank_deletes_is_not_waited_for(tmp_path):
+    server = torch.distributed.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+    found = [None, None]
+
+    def rank(r):
+        store = VanishingStore(server.clone())
+        ckpt = native.Checkpointer(str(tmp_path), r, 2, timeout_s=30.0, store=store)
+        found[r] = ckpt.agree("done", f"payload of {r}")
+        ckpt.close()
+
+    threads = [threading.Thread(target=rank, args=(r,)) for r in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [["payload of 0", "payload of 1"]] * 2
+
+
+@pytest.mark.parametrize("kind", ["HashStore", "FileStore", "TCPStore"])
+def test_every_store_of_torch_says_not_there_at_once(kind, tmp_path):
+    made = {
+        "HashStore": lambda: torch.distributed.HashStore(),
+        "FileStore": lambda: torch.distributed.FileStore(str(tmp_path / "store"), 2),
+        "TCPStore": lambda: torch.distributed.TCPStore("127.0.0.1", 0, 1, True),
+    }[kind]()
+    root = tmp_path / "root"
+    ckpt = native.Checkpointer(str(root), 1, 2, timeout_s=0.2, store=made)
+    with pytest.raises(TimeoutError, match="rank 0"):
+        ckpt.agree("done", "")
+
+
 def test_a_missing_rank_is_named(tmp_path):
     ckpt = native.Checkpointer(str(tmp_path), 0, 2, timeout_s=0.3)
     with pytest.raises(native.DeadlineExceeded, match="rank 1"):
