@@ -64,7 +64,9 @@ impl Driver<'_> {
         self.failed(Trouble::Own(Error::Timeout {
             what: "the verdict of rank 0 on the commit".into(),
             waited: room.timeout,
-            advice: "look at the log of rank 0: it may be dead; the step was not committed".into(),
+            advice:
+                "look at the log of rank 0: it may be dead; its manifest was not there just now"
+                    .into(),
         }));
         Ok(Event::Silence)
     }

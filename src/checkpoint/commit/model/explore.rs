@@ -61,10 +61,17 @@ pub fn explore(config: &Config) -> Result<usize, Box<Broken>> {
     Ok(seen.len())
 }
 
-/// One random run; faults are drawn as often as the budget allows.
+/// One move in this many is drawn among faults too: otherwise all would come at the start.
+const FAULT_ONE_IN: u64 = 12;
+
+/// One random run.
 pub fn walk(config: &Config, seed: u64) -> Result<(), Box<Broken>> {
     let mut world = World::new(config);
     let (mut moves, mut path, mut state) = (Vec::new(), Vec::new(), seed);
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % below
+    };
     loop {
         world.moves(&mut moves);
         let end = if moves.is_empty() { broken_end(&world, config) } else { None };
@@ -74,9 +81,14 @@ pub fn walk(config: &Config, seed: u64) -> Result<(), Box<Broken>> {
         if moves.is_empty() {
             return Ok(());
         }
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let step = moves[(state >> 33) as usize % moves.len()];
+        if draw(FAULT_ONE_IN) > 0 {
+            let all = std::mem::take(&mut moves);
+            world.unforced(&mut moves);
+            if moves.is_empty() {
+                moves = all;
+            }
+        }
+        let step = moves[draw(moves.len() as u64) as usize];
         path.push(step);
         world = world.after(step, config);
     }
