@@ -74,7 +74,7 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         leading: Leading::default(),
         asked: false,
     };
-    let mut action = machine.start();
+    let mut action = Machine::start();
     // Ends: no machine visits an action more than a few times.
     let outcome = loop {
         if let Action::Finish(outcome) = action {

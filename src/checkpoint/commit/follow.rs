@@ -45,12 +45,11 @@ impl Driver<'_> {
 
     fn send_part(&mut self) -> Result<()> {
         let room = &self.place.room;
-        let part = match &self.trouble {
-            Some(trouble) => Err(trouble.failure(room.rank)),
-            None => {
-                let chunks = std::mem::take(&mut self.written.chunks);
-                Ok(Part::of(self.job, self.written.files.clone(), chunks))
-            }
+        let part = if let Some(trouble) = &self.trouble {
+            Err(trouble.failure(room.rank))
+        } else {
+            let chunks = std::mem::take(&mut self.written.chunks);
+            Ok(Part::of(self.job, self.written.files.clone(), chunks))
         };
         room.put(&self.job.meeting(), &format!("part-{}", room.rank), &encode_part(&part)?)
     }

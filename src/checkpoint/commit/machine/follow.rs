@@ -49,7 +49,6 @@ impl Follow {
             Action::Seal => self.end(if failed { Outcome::Unsure } else { Outcome::Committed }),
             Action::RemoveOwn if self.sent => self.end(Outcome::Failed),
             Action::RemoveOwn => Action::SendPart,
-            Action::Ack => Action::Finish(self.outcome),
             _ => Action::Finish(self.outcome),
         }
     }

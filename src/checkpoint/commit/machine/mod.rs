@@ -152,7 +152,7 @@ impl Machine {
     }
 
     /// What to do first.
-    pub fn start(&self) -> Action {
+    pub fn start() -> Action {
         Action::Join
     }
 

@@ -1,6 +1,6 @@
 //! What must hold at every moment, as if power were cut right then.
 
-use super::world::{Config, World};
+use super::world::{Config, Rank, World};
 use crate::checkpoint::commit::machine::Outcome;
 
 /// What is wrong, if anything.
@@ -41,8 +41,8 @@ pub fn broken_end(world: &World, config: &Config) -> Option<String> {
     if let Some(rank) = world.ranks.iter().find(|r| !r.ended()) {
         return Some(format!("rank {} waits for ever in {:?}", rank.id, rank.pending));
     }
-    let outcomes: Vec<_> = world.ranks.iter().filter_map(|r| r.outcome()).collect();
-    let first = world.ranks.iter().filter(|r| r.attempt == 1).filter_map(|r| r.outcome());
+    let outcomes: Vec<_> = world.ranks.iter().filter_map(Rank::outcome).collect();
+    let first = world.ranks.iter().filter(|r| r.attempt == 1).filter_map(Rank::outcome);
     let committed = outcomes.iter().filter(|o| **o == Outcome::Committed).count();
     if world.faults_left < config.faults {
         return None;

@@ -170,7 +170,7 @@ impl World {
         let shape = |alone| Shape { files: RANK_FILES as u32, alone, overwrite: config.overwrite };
         let rank = |id: u8, attempt: u8, alone: bool| {
             let machine = Machine::new(u32::from(id), shape(alone));
-            let pending = machine.start();
+            let pending = Machine::start();
             Rank {
                 machine,
                 pending,
@@ -255,15 +255,15 @@ impl World {
     /// Whether a wait can end well.
     fn ready(&self, rank: &Rank) -> Ready {
         match rank.pending {
-            Action::Gather => self.all_there(&self.parts),
-            Action::GatherDetails => self.all_there(&self.details),
+            Action::Gather => self.all_there(self.parts),
+            Action::GatherDetails => self.all_there(self.details),
             Action::WaitVerdict => self.word_there(self.verdict),
             Action::WaitFinal => self.word_there(self.last),
             _ => Ready::Yes,
         }
     }
 
-    fn all_there(&self, messages: &[Message<bool>; 3]) -> Ready {
+    fn all_there(&self, messages: [Message<bool>; 3]) -> Ready {
         let of = |r: &Rank| messages[r.id as usize];
         if self.others().all(|r| of(r).there().is_some()) {
             return Ready::Yes;
