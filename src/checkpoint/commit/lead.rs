@@ -14,7 +14,6 @@ use super::write::sync_file;
 use super::{Folders, Job, Place};
 use crate::checkpoint::layout::{FileRecord, Manifest, join};
 use crate::checkpoint::meet::no_tick;
-use crate::checkpoint::retain;
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
 use crate::storage::Version;
@@ -63,12 +62,10 @@ impl Driver<'_> {
             }
             Action::PutManifest => return Ok(self.put_manifest()),
             Action::Tell(word) => self.tell(word, explained)?,
-            Action::RemoveReplaced => {
-                if let Some((_, Some(old))) = &self.leading.old {
-                    block_on(retain::remove_replaced(self.place.store.as_ref(), old))?;
-                }
+            Action::Retire => {
+                let replaced = self.leading.old.take().and_then(|(_, old)| old);
+                self.place.keep.note(self.job.step, replaced);
             }
-            Action::Prune => self.prune(),
             other => return self.common(other),
         }
         Ok(Event::Done)
@@ -186,15 +183,6 @@ impl Driver<'_> {
             tracing::warn!(%error, step, "the other ranks could not be told the outcome");
         }
         told
-    }
-
-    /// What follows a commit and cannot undo it: a failure here is worth a line in the log only.
-    fn prune(&self) {
-        let place = self.place;
-        let pruned = block_on(retain::prune(place.store.as_ref(), &place.keep, self.job.step));
-        if let Err(error) | Ok(Err(error)) = pruned {
-            tracing::warn!(%error, step = self.job.step, "old steps could not be pruned");
-        }
     }
 }
 

@@ -51,9 +51,8 @@ impl Lead {
                 Action::GatherDetails
             }
             Action::Tell(Word::Explain) | Action::GatherDetails => self.refuse(),
-            Action::Tell(word) => self.after_word(word),
-            Action::RemoveReplaced => Action::Prune,
-            Action::Prune => Action::Finish(Outcome::Committed),
+            Action::Tell(word) => after_word(word),
+            Action::Retire => Action::Finish(Outcome::Committed),
             Action::Finish(outcome) => Action::Finish(outcome),
             _ if failed => self.refuse(),
             done => self.proceed(done),
@@ -114,17 +113,16 @@ impl Lead {
     }
 
     fn tell(&self, word: Word) -> Action {
-        if self.shape.alone { self.after_word(word) } else { Action::Tell(word) }
+        if self.shape.alone { after_word(word) } else { Action::Tell(word) }
     }
+}
 
-    /// Whether the others heard it does not matter: the outcome is what it is, and they look at the
-    /// manifest themselves when they hear nothing.
-    fn after_word(&self, word: Word) -> Action {
-        match word {
-            Word::Committed if self.shape.overwrite => Action::RemoveReplaced,
-            Word::Committed => Action::Prune,
-            Word::Unsure => Action::Finish(Outcome::Unsure),
-            Word::Failed | Word::Explain => Action::Finish(Outcome::Failed),
-        }
+/// Whether the others heard it does not matter: the outcome is what it is, and they look at the
+/// manifest themselves when they hear nothing.
+fn after_word(word: Word) -> Action {
+    match word {
+        Word::Committed => Action::Retire,
+        Word::Unsure => Action::Finish(Outcome::Unsure),
+        Word::Failed | Word::Explain => Action::Finish(Outcome::Failed),
     }
 }

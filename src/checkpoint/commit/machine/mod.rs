@@ -107,10 +107,8 @@ pub enum Action {
     WaitFinal,
     /// Remove what this rank wrote for the attempt.
     RemoveOwn,
-    /// Remove the files of the manifest that was replaced.
-    RemoveReplaced,
-    /// Drop old steps.
-    Prune,
+    /// Rank 0: from now on what was replaced and steps that nobody wants may be removed.
+    Retire,
     /// Say that the outcome is known here, so that rank 0 may clear the room.
     Ack,
     /// Nothing more.

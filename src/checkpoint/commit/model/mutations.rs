@@ -8,9 +8,9 @@ use super::explore::{explore, trace};
 use super::world::{Config, Mutation};
 use crate::checkpoint::commit::machine::Action;
 use crate::checkpoint::commit::machine::Action::{
-    Ack, Gather, GatherDetails, Join, Judge, LookEarly, LookOld, Prepare, Prune, PutManifest,
-    RemoveOwn, RemoveReplaced, Seal, SendDetails, SendPart, Sync, SyncFolder, SyncTable, Tell,
-    WaitFinal, WaitVerdict, WaitVisible, Write, WriteTable,
+    Ack, Gather, GatherDetails, Join, Judge, LookEarly, LookOld, Prepare, PutManifest, RemoveOwn,
+    Retire, Seal, SendDetails, SendPart, Sync, SyncFolder, SyncTable, Tell, WaitFinal, WaitVerdict,
+    WaitVisible, Write, WriteTable,
 };
 use crate::checkpoint::commit::machine::Folder::{Attempt, Root, Step};
 use crate::checkpoint::commit::machine::Word::{Committed, Explain, Failed};
@@ -25,20 +25,19 @@ const SAVES: [Config; 5] = [
 ];
 
 /// What may be left out without breaking a promise, and why.
-const NEEDLESS: [(Action, &str); 9] = [
+const NEEDLESS: [(Action, &str); 8] = [
     (Join, "the model's keys have no session"),
     (Prepare, "only saves the work: the put itself refuses a committed step"),
     (LookEarly, "only saves the work"),
     (WaitVisible, "the model's ranks all see one folder at once"),
     (Tell(Committed), "a rank that hears nothing reads the manifest"),
-    (RemoveReplaced, "files nobody names cost space, nothing else"),
-    (Prune, "the same"),
+    (Retire, "files nobody names cost space, nothing else"),
     (Ack, "lets rank 0 clear the room"),
     (GatherDetails, "details only name the difference"),
 ];
 
 /// Neighbours whose order is free, and why.
-const FREE: [(Action, Action, &str); 24] = [
+const FREE: [(Action, Action, &str); 22] = [
     (Join, Prepare, "neither writes"),
     (Join, LookEarly, "the model's keys have no session"),
     (LookEarly, Prepare, "neither writes"),
@@ -53,9 +52,7 @@ const FREE: [(Action, Action, &str); 24] = [
     (SyncFolder(Attempt), SyncFolder(Step), "all are durable before the manifest"),
     (SyncFolder(Step), SyncFolder(Root), "the same"),
     (SyncFolder(Root), LookOld, "looking writes nothing"),
-    (Tell(Committed), Prune, "the commit is durable before both"),
-    (Tell(Committed), RemoveReplaced, "the same"),
-    (RemoveReplaced, Prune, "the same"),
+    (Tell(Committed), Retire, "the commit is durable before both"),
     (GatherDetails, RemoveOwn, "details only name the difference"),
     (RemoveOwn, Tell(Failed), "the save has failed before both"),
     (RemoveOwn, Ack, "the same"),
@@ -119,8 +116,7 @@ fn the_orders_that_a_commit_hangs_on_are_among_them() {
         (SyncFolder(Root), PutManifest),
         (PutManifest, Seal),
         (Seal, Tell(Committed)),
-        (Seal, Prune),
-        (Seal, RemoveReplaced),
+        (Seal, Retire),
     ];
     for (a, b) in matters {
         assert!(

@@ -82,7 +82,7 @@ impl World {
                 }
                 done
             }
-            Action::RemoveOwn | Action::RemoveReplaced => {
+            Action::RemoveOwn | Action::Retire => {
                 if how != How::Error {
                     self.remove(i, action);
                 }
@@ -109,10 +109,6 @@ impl World {
             Action::WaitVisible if !self.visible() => Event::Failed,
             Action::LookEarly | Action::WaitVerdict => self.verdict.there().into(),
             Action::WaitFinal => self.last.there().into(),
-            Action::Prune => {
-                self.disk.older = false;
-                done
-            }
             _ => done,
         }
     }
@@ -141,7 +137,8 @@ impl World {
     fn remove(&mut self, i: usize, action: Action) {
         let rank = &self.ranks[i];
         let (attempt, id) = (rank.attempt, rank.id);
-        if action == Action::RemoveReplaced {
+        if action == Action::Retire {
+            self.disk.older = false;
             let Some(old) = rank.seen else { return };
             old.names().for_each(|f| self.disk.remove(old.attempt, f));
             return;

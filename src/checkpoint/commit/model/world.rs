@@ -303,7 +303,7 @@ fn faults_of(action: Action) -> &'static [How] {
         Action::Gather | Action::GatherDetails | Action::WaitVerdict | Action::WaitFinal => {
             &[Deadline]
         }
-        Action::RemoveOwn | Action::RemoveReplaced => &[Error, ErrorAfter],
+        Action::RemoveOwn | Action::Retire => &[Error, ErrorAfter],
         Action::Judge | Action::LookEarly | Action::Ack | Action::Finish(_) => &[],
         _ => &[Error],
     }
