@@ -19,6 +19,7 @@ mod s3_server;
 mod seccomp;
 mod store_contract;
 mod style;
+mod support;
 mod synth;
 mod uring;
 mod webdataset;
