@@ -147,11 +147,10 @@ fn pieces(draw: &mut Draw, shape: &[i64], world: u32) -> Spread {
     spread
 }
 
-/// Any of the above, and for reading also rectangles and ranges that overlap.
+/// Any of the above.
 fn spread(draw: &mut Draw, shape: &[i64], world: u32) -> Spread {
-    let kinds = if shape.is_empty() { 1 } else { 5 };
+    let kinds = if shape.is_empty() { 1 } else { 4 };
     match draw.within(0, kinds) {
-        0 => everywhere(world, &Rect::whole(shape)),
         1 => flattened(draw, shape, world),
         2 => grid(draw, shape, world),
         3 => strided(draw, shape, world),
