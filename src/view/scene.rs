@@ -56,13 +56,13 @@ pub(super) struct Lidar {
 }
 
 /// Where a field's value comes from.
-struct Row<'a> {
+struct Sample<'a> {
     table: &'a SampleTable,
     row: usize,
     reader: &'a mut BlobReader,
 }
 
-impl Row<'_> {
+impl Sample<'_> {
     fn name(&self, field: usize) -> String {
         self.table.fields()[field].name.clone()
     }
@@ -113,7 +113,7 @@ impl Scene {
             boxes: None,
             texts: Vec::new(),
         };
-        let mut from = Row { table, row, reader };
+        let mut from = Sample { table, row, reader };
         for (field, spec) in table.fields().iter().enumerate() {
             match spec.kind {
                 FieldKind::Image => scene.picture(&mut from, field)?,
@@ -134,7 +134,7 @@ impl Scene {
         self.lidar.is_none() || name == "LIDAR_TOP"
     }
 
-    fn picture(&mut self, from: &mut Row, field: usize) -> Result<()> {
+    fn picture(&mut self, from: &mut Sample, field: usize) -> Result<()> {
         let name = from.name(field);
         let image = match from.blob(field) {
             Ok(None) => return Ok(()),
@@ -150,7 +150,7 @@ impl Scene {
         Ok(())
     }
 
-    fn points(&mut self, from: &mut Row, field: usize) -> Result<()> {
+    fn points(&mut self, from: &mut Sample, field: usize) -> Result<()> {
         let name = from.name(field);
         let blob = match from.blob(field) {
             Ok(Some(blob)) => blob,
