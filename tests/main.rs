@@ -13,6 +13,7 @@ mod memory;
 mod mmdet;
 mod nuscenes;
 mod order;
+mod retain;
 mod s3_faults;
 mod s3_server;
 mod seccomp;
