@@ -14,6 +14,7 @@ mod mesh;
 mod mmdet;
 mod nuscenes;
 mod order;
+mod retain;
 mod s3_faults;
 mod s3_server;
 mod seccomp;
