@@ -27,6 +27,7 @@ mod retain;
 mod snapshot;
 
 pub use checkpointer::{Checkpointer, Options, SaveOptions};
+pub use commit::scale;
 pub use handle::{Outcome, SaveHandle};
 pub use plan::TensorIn;
 pub use read::{

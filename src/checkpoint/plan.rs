@@ -1,7 +1,7 @@
 //! Who writes what. Each rank works it out alone from its own list of tensors; ranks that hold the
 //! same replicas come to the same answer, and a hash of the list proves it when they meet.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -137,16 +137,15 @@ fn share(
         };
         key(a).cmp(&key(b))
     });
-    let mut load: BTreeMap<u32, u64> = ranks.iter().map(|&r| (r, 0)).collect();
+    let mut load = Load::new(ranks);
     let mut group = Group::default();
     for i in indices {
         let tensor = &tensors[i];
         group.lines.push(line(tensor));
         let whole = whole_piece(i, tensor, Dtype::named(&tensor.dtype)?);
         for piece in split(whole, tensor, ranks.len()) {
-            let least = load.iter().min_by_key(|(r, bytes)| (**bytes, **r)).map(|(r, _)| *r);
-            let writer = tensor.pin_rank.or(least).unwrap_or(rank);
-            *load.entry(writer).or_default() += piece.length;
+            let writer = tensor.pin_rank.or(load.least()).unwrap_or(rank);
+            load.add(writer, piece.length);
             if writer == rank {
                 pieces.push(piece);
             }
@@ -154,6 +153,30 @@ fn share(
     }
     group.lines.sort();
     Ok(group)
+}
+
+/// Bytes that each rank of a group writes so far; finds the least of thousands in log time.
+struct Load {
+    bytes: HashMap<u32, u64>,
+    order: BTreeSet<(u64, u32)>,
+}
+
+impl Load {
+    fn new(ranks: &[u32]) -> Self {
+        let bytes = ranks.iter().map(|&r| (r, 0)).collect();
+        Self { bytes, order: ranks.iter().map(|&r| (0, r)).collect() }
+    }
+
+    fn least(&self) -> Option<u32> {
+        self.order.first().map(|&(_, rank)| rank)
+    }
+
+    fn add(&mut self, rank: u32, bytes: u64) {
+        let sum = self.bytes.entry(rank).or_default();
+        self.order.remove(&(*sum, rank));
+        *sum += bytes;
+        self.order.insert((*sum, rank));
+    }
 }
 
 fn line(t: &TensorIn<'_>) -> String {

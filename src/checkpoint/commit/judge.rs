@@ -1,10 +1,10 @@
 //! Rank 0 compares what the ranks say before anything is published.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 
-use super::messages::{Details, Failure, Part};
+use super::messages::{Details, Failure, Part, Run};
 use crate::checkpoint::flat::prove;
 use crate::checkpoint::layout::Chunk;
 use crate::checkpoint::rects::Rect;
@@ -52,17 +52,20 @@ fn same_call(parts: &[Part]) -> Result<(), Failure> {
 
 /// For each list of replicated tensors that is not equal on all its ranks: two that differ.
 fn differing_groups(parts: &[Part]) -> Vec<[u32; 2]> {
-    let mut lists: BTreeMap<&Vec<u32>, BTreeMap<u32, u64>> = BTreeMap::new();
+    let mut lists: BTreeMap<&[Run], BTreeMap<u32, u64>> = BTreeMap::new();
     for (rank, part) in parts.iter().enumerate() {
         for (ranks, hash) in &part.head.groups {
             lists.entry(ranks).or_default().insert(rank as u32, *hash);
         }
     }
     let mut differing = Vec::new();
-    for (ranks, hashes) in lists {
-        let Some(&first) = ranks.first() else { continue };
-        let odd = ranks.iter().find(|&r| hashes.get(r) != hashes.get(&first));
-        differing.extend(odd.map(|&odd| [first, odd]));
+    for (runs, hashes) in lists {
+        // A list may say anything; only these ranks are here.
+        let mut ranks = runs.iter().flat_map(|run| run.ranks());
+        let mut ranks = ranks.by_ref().take_while(|&r| (r as usize) < parts.len());
+        let Some(first) = ranks.next() else { continue };
+        let odd = ranks.find(|r| hashes.get(r) != hashes.get(&first));
+        differing.extend(odd.map(|odd| [first, odd]));
     }
     differing
 }
@@ -75,10 +78,16 @@ fn differing_states(parts: &[Part]) -> Vec<u32> {
 }
 
 fn covered(parts: &[Part]) -> Result<(), Failure> {
-    let mut tensors: BTreeMap<&str, Vec<(usize, &Chunk)>> = BTreeMap::new();
+    // In the order of first sight, so that the same tensor is named each time.
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut tensors: Vec<(&str, Vec<(usize, &Chunk)>)> = Vec::new();
     for (rank, part) in parts.iter().enumerate() {
         for chunk in &part.chunks {
-            tensors.entry(&chunk.path).or_default().push((rank, chunk));
+            let place = *places.entry(&chunk.path).or_insert_with(|| {
+                tensors.push((&chunk.path, Vec::new()));
+                tensors.len() - 1
+            });
+            tensors[place].1.push((rank, chunk));
         }
     }
     for (path, chunks) in tensors {

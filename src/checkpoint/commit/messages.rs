@@ -59,14 +59,43 @@ impl Failure {
     }
 }
 
+/// Ranks `first`, `first + step`, …, `count` of them: a mesh's groups are a few of these, where
+/// lists of them would be as many numbers as there are ranks, from every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Run {
+    pub first: u32,
+    pub step: u32,
+    pub count: u32,
+}
+
+impl Run {
+    /// The ranks.
+    pub fn ranks(self) -> impl Iterator<Item = u32> {
+        (0..self.count).map_while(move |i| self.first.checked_add(self.step.checked_mul(i)?))
+    }
+}
+
+/// Ascending ranks as runs, each as long as can be.
+pub fn runs(ranks: &[u32]) -> Vec<Run> {
+    let mut found: Vec<Run> = Vec::new();
+    for &rank in ranks {
+        match found.last_mut() {
+            Some(run) if run.count == 1 => (run.step, run.count) = (rank - run.first, 2),
+            Some(run) if rank == run.first + run.step * run.count => run.count += 1,
+            _ => found.push(Run { first: rank, step: 1, count: 1 }),
+        }
+    }
+    found
+}
+
 /// What a rank wrote, in short.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PartHead {
     pub step: i64,
     pub overwrite: bool,
     pub files: Vec<FileRecord>,
-    /// Hash of each list of replicated tensors.
-    pub groups: Vec<(Vec<u32>, u64)>,
+    /// Ranks and hash of each list of replicated tensors.
+    pub groups: Vec<(Vec<Run>, u64)>,
     pub state_hash: u64,
     pub per_rank_json: String,
 }
@@ -81,7 +110,7 @@ pub struct Part {
 impl Part {
     /// The part of this rank.
     pub fn of(job: &Job, files: Vec<FileRecord>, chunks: Vec<Chunk>) -> Self {
-        let groups = job.groups.iter().map(|(ranks, g)| (ranks.clone(), g.hash())).collect();
+        let groups = job.groups.iter().map(|(ranks, g)| (runs(ranks), g.hash())).collect();
         let head = PartHead {
             step: job.step,
             overwrite: job.overwrite,
@@ -162,4 +191,22 @@ pub fn decode<T: DeserializeOwned>(rank: u32, message: &[u8]) -> Result<T> {
         rank,
         what: format!("sent a message that does not parse ({e}); do all ranks run one version?"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_hold_the_very_ranks() {
+        let lists: [&[u32]; 6] =
+            [&[], &[7], &[0, 1, 2, 3], &[1, 9, 17, 25], &[0, 1, 8, 9, 16, 17], &[0, 5, 6, 7]];
+        for ranks in lists {
+            let found: Vec<u32> = runs(ranks).into_iter().flat_map(Run::ranks).collect();
+            assert_eq!(found, ranks);
+        }
+        assert_eq!(runs(&(0..16_384).collect::<Vec<_>>()).len(), 1);
+        let wild = Run { first: u32::MAX - 1, step: 2, count: u32::MAX };
+        assert_eq!(wild.ranks().count(), 1, "nothing of another rank may overflow here");
+    }
 }

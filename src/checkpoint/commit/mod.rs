@@ -22,6 +22,7 @@ mod messages;
 #[cfg(test)]
 mod model;
 mod publish;
+pub mod scale;
 mod write;
 
 use std::collections::BTreeMap;

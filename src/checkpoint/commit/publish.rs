@@ -8,7 +8,7 @@ use super::write::{OpenFile, write_small};
 use super::{Folders, Job, Place};
 use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
-    FileRecord, MANIFEST, Manifest, TENSORS, crc32c, encode_table, join,
+    Chunk, FileRecord, MANIFEST, Manifest, TENSORS, crc32c, encode_table, join,
 };
 use crate::checkpoint::retain::now_ns;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ pub fn manifest_path(folders: &Folders) -> String {
 
 /// Writes the table of all parts' chunks; its bytes are not durable yet.
 pub async fn write_table(store: &dyn Store, folders: &Folders, parts: &[Part]) -> Result<OpenFile> {
-    let chunks: Vec<_> = parts.iter().flat_map(|p| p.chunks.iter().cloned()).collect();
+    let chunks: Vec<&Chunk> = parts.iter().flat_map(|p| &p.chunks).collect();
     let bytes = Bytes::from(encode_table(&chunks)?);
     let record = FileRecord {
         path: join(&folders.attempt, TENSORS),

@@ -77,6 +77,9 @@ impl Chunk {
         if flat && (self.shape.len() == 1 || !self.offsets.is_empty() || !self.extent.is_empty()) {
             return bad("a rectangle or a flat range, not both", format!("{:?}", self.offsets));
         }
+        if !flat && self.is_plain(dtype) {
+            return Ok(dtype);
+        }
         let range = self.rect();
         if elements(&self.shape).is_none() || !fits(&range, &self.shape) {
             return bad(
@@ -91,6 +94,21 @@ impl Chunk {
             );
         }
         Ok(dtype)
+    }
+}
+
+impl Chunk {
+    /// Whether all is well with a rectangle: the usual answer, at no allocation per row.
+    fn is_plain(&self, dtype: Dtype) -> bool {
+        let dims = self.shape.len();
+        self.offsets.len() == dims
+            && self.extent.len() == dims
+            && elements(&self.shape).is_some()
+            && shape_bytes(&self.extent, dtype) == Some(self.length)
+            && (0..dims).all(|d| {
+                let (from, n) = (self.offsets[d], self.extent[d]);
+                from >= 0 && n >= 0 && from.checked_add(n).is_some_and(|to| to <= self.shape[d])
+            })
     }
 }
 

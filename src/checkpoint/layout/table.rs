@@ -1,14 +1,16 @@
 //! `tensors.arrow`: one row per chunk, as an Arrow IPC file.
 
+use std::borrow::Borrow;
 use std::io::Cursor;
 use std::sync::Arc;
+use std::thread;
 
-use arrow_array::builder::{
-    Int64Builder, ListBuilder, StringBuilder, UInt32Builder, UInt64Builder,
-};
+use arrow_array::builder::{Int64Builder, ListBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt32Type, UInt64Type};
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::{
+    Array, ArrayRef, Int64Array, ListArray, RecordBatch, StringArray, UInt32Array, UInt64Array,
+};
 use arrow_ipc::reader::FileReader;
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
@@ -37,16 +39,26 @@ fn schema() -> SchemaRef {
     ]))
 }
 
+/// Rows per record batch: text offsets are 32 bits wide, so that this many rows may have names of
+/// 16 KiB each.
+const BATCH_ROWS_MAX: usize = 1 << 17;
+/// First guess of a row's bytes, so that large tables do not grow step by step.
+const ROW_BYTES: usize = 256;
+
 /// Rows as the bytes of an Arrow IPC file.
-pub fn encode_table(chunks: &[Chunk]) -> Result<Vec<u8>> {
+pub fn encode_table<C: Borrow<Chunk>>(chunks: &[C]) -> Result<Vec<u8>> {
     let inner = |e: ArrowError| Error::invalid("table of chunks", "encodable rows", e);
-    let batch = RecordBatch::try_new(schema(), columns(chunks)).map_err(inner)?;
-    let mut writer = FileWriter::try_new(Vec::new(), &schema()).map_err(inner)?;
-    writer.write(&batch).map_err(inner)?;
+    let bytes = Vec::with_capacity(chunks.len() * ROW_BYTES);
+    let mut writer = FileWriter::try_new(bytes, &schema()).map_err(inner)?;
+    let none: &[C] = &[];
+    for rows in if chunks.is_empty() { none.chunks(1) } else { chunks.chunks(BATCH_ROWS_MAX) } {
+        let batch = RecordBatch::try_new(schema(), columns(rows)).map_err(inner)?;
+        writer.write(&batch).map_err(inner)?;
+    }
     writer.into_inner().map_err(inner)
 }
 
-fn columns(chunks: &[Chunk]) -> Vec<ArrayRef> {
+fn columns<C: Borrow<Chunk>>(chunks: &[C]) -> Vec<ArrayRef> {
     vec![
         text(chunks, |c| &c.path),
         text(chunks, |c| &c.entry),
@@ -59,52 +71,32 @@ fn columns(chunks: &[Chunk]) -> Vec<ArrayRef> {
         text(chunks, |c| &c.file),
         unsigned(chunks, |c| c.start),
         unsigned(chunks, |c| c.length),
-        checksums(chunks),
+        Arc::new(UInt32Array::from_iter_values(chunks.iter().map(|c| c.borrow().crc32c))),
         text(chunks, |c| &c.codec),
         numbers(chunks, |c| c.step_ref),
     ]
 }
 
-fn text(chunks: &[Chunk], of: impl Fn(&Chunk) -> &String) -> ArrayRef {
-    let mut column = StringBuilder::new();
-    for c in chunks {
-        column.append_value(of(c));
-    }
-    Arc::new(column.finish())
+fn text<C: Borrow<Chunk>>(chunks: &[C], of: impl Fn(&Chunk) -> &String) -> ArrayRef {
+    Arc::new(StringArray::from_iter_values(chunks.iter().map(|c| of(c.borrow()))))
 }
 
-fn lists(chunks: &[Chunk], of: impl Fn(&Chunk) -> &Vec<i64>) -> ArrayRef {
+fn lists<C: Borrow<Chunk>>(chunks: &[C], of: impl Fn(&Chunk) -> &Vec<i64>) -> ArrayRef {
     let field = Field::new("item", DataType::Int64, false);
     let mut column = ListBuilder::new(Int64Builder::new()).with_field(field);
     for chunk in chunks {
-        column.values().append_slice(of(chunk));
+        column.values().append_slice(of(chunk.borrow()));
         column.append(true);
     }
     Arc::new(column.finish())
 }
 
-fn numbers(chunks: &[Chunk], of: impl Fn(&Chunk) -> Option<i64>) -> ArrayRef {
-    let mut column = Int64Builder::new();
-    for c in chunks {
-        column.append_option(of(c));
-    }
-    Arc::new(column.finish())
+fn numbers<C: Borrow<Chunk>>(chunks: &[C], of: impl Fn(&Chunk) -> Option<i64>) -> ArrayRef {
+    Arc::new(chunks.iter().map(|c| of(c.borrow())).collect::<Int64Array>())
 }
 
-fn unsigned(chunks: &[Chunk], of: impl Fn(&Chunk) -> u64) -> ArrayRef {
-    let mut column = UInt64Builder::new();
-    for c in chunks {
-        column.append_value(of(c));
-    }
-    Arc::new(column.finish())
-}
-
-fn checksums(chunks: &[Chunk]) -> ArrayRef {
-    let mut column = UInt32Builder::new();
-    for c in chunks {
-        column.append_value(c.crc32c);
-    }
-    Arc::new(column.finish())
+fn unsigned<C: Borrow<Chunk>>(chunks: &[C], of: impl Fn(&Chunk) -> u64) -> ArrayRef {
+    Arc::new(UInt64Array::from_iter_values(chunks.iter().map(|c| of(c.borrow()))))
 }
 
 /// Rows of a table. The caller has checked the file's checksum; a table that still does not parse
@@ -114,12 +106,33 @@ pub fn decode_table(bytes: &[u8], file: &str) -> Result<Vec<Chunk>> {
         Error::corrupt(file, 0, "an Arrow IPC file of chunks", found, "use an older step")
     };
     let reader = FileReader::try_new(Cursor::new(bytes), None).map_err(|e| bad(e.to_string()))?;
-    let mut chunks = Vec::new();
-    for batch in reader {
-        let batch = batch.map_err(|e| bad(e.to_string()))?;
-        append_rows(&batch, &mut chunks).map_err(|what| bad(format!("column {what}")))?;
-    }
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| bad(e.to_string()))?;
+    let parts = rows_of(&batches).map_err(|what| bad(format!("column {what}")))?;
+    let mut parts = parts.into_iter();
+    let mut chunks = parts.next().unwrap_or_default();
+    chunks.reserve(parts.as_slice().iter().map(Vec::len).sum());
+    parts.for_each(|mut part| chunks.append(&mut part));
     Ok(chunks)
+}
+
+/// Threads that turn batches into rows; more than this wait for memory.
+const DECODE_THREADS_MAX: usize = 8;
+
+/// Rows in order, in parts; a single batch stays in the calling thread.
+fn rows_of(batches: &[RecordBatch]) -> Result<Vec<Vec<Chunk>>, &'static str> {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(DECODE_THREADS_MAX);
+    let decode = |batches: &[RecordBatch]| {
+        let mut chunks = Vec::new();
+        batches.iter().try_for_each(|batch| append_rows(batch, &mut chunks)).map(|()| chunks)
+    };
+    if threads == 1 || batches.len() <= 1 {
+        return Ok(vec![decode(batches)?]);
+    }
+    thread::scope(|scope| {
+        let shares = batches.chunks(batches.len().div_ceil(threads));
+        let workers: Vec<_> = shares.map(|share| scope.spawn(move || decode(share))).collect();
+        workers.into_iter().map(|w| w.join().unwrap_or(Err("of rows that panic"))).collect()
+    })
 }
 
 fn append_rows(batch: &RecordBatch, chunks: &mut Vec<Chunk>) -> Result<(), &'static str> {
@@ -137,23 +150,9 @@ fn append_rows(batch: &RecordBatch, chunks: &mut Vec<Chunk>) -> Result<(), &'sta
             return Err("of another type");
         }
     }
-    for i in 0..batch.num_rows() {
-        chunks.push(Chunk {
-            path: string(batch, "path", i)?,
-            entry: string(batch, "entry", i)?,
-            dtype: string(batch, "dtype", i)?,
-            shape: list(batch, "shape", i)?,
-            offsets: list(batch, "offsets", i)?,
-            extent: list(batch, "extent", i)?,
-            flat: int(batch, "flat_start", i)?.zip(int(batch, "flat_len", i)?),
-            file: string(batch, "file", i)?,
-            start: uint(batch, "start", i)?,
-            length: uint(batch, "length", i)?,
-            crc32c: column(batch, "crc32c")?.as_primitive::<UInt32Type>().value(i),
-            codec: string(batch, "codec", i)?,
-            step_ref: int(batch, "step_ref", i)?,
-        });
-    }
+    let rows = Rows::of(batch)?;
+    chunks.reserve(batch.num_rows());
+    chunks.extend((0..batch.num_rows()).map(|i| rows.chunk(i)));
     Ok(())
 }
 
@@ -163,22 +162,62 @@ fn column<'a>(batch: &'a RecordBatch, name: &str) -> Cell<&'a ArrayRef> {
     batch.column_by_name(name).ok_or("missing")
 }
 
-fn string(batch: &RecordBatch, name: &str, i: usize) -> Cell<String> {
-    Ok(column(batch, name)?.as_string::<i32>().value(i).to_string())
+/// Columns whose types were checked, found once for all rows.
+struct Rows<'a> {
+    text: [&'a StringArray; 5],
+    lists: [&'a ListArray; 3],
+    numbers: [&'a Int64Array; 3],
+    start: &'a UInt64Array,
+    length: &'a UInt64Array,
+    crc32c: &'a UInt32Array,
 }
 
-fn list(batch: &RecordBatch, name: &str, i: usize) -> Cell<Vec<i64>> {
-    let values = column(batch, name)?.as_list::<i32>().value(i);
-    Ok(values.as_primitive::<Int64Type>().values().to_vec())
-}
+impl<'a> Rows<'a> {
+    fn of(batch: &'a RecordBatch) -> Cell<Self> {
+        let text = |name| column(batch, name).map(|c| c.as_string::<i32>());
+        let list = |name| column(batch, name).map(|c| c.as_list::<i32>());
+        let number = |name| column(batch, name).map(|c| c.as_primitive::<Int64Type>());
+        let unsigned = |name| column(batch, name).map(|c| c.as_primitive::<UInt64Type>());
+        Ok(Self {
+            text: [text("path")?, text("entry")?, text("dtype")?, text("file")?, text("codec")?],
+            lists: [list("shape")?, list("offsets")?, list("extent")?],
+            numbers: [number("flat_start")?, number("flat_len")?, number("step_ref")?],
+            start: unsigned("start")?,
+            length: unsigned("length")?,
+            crc32c: column(batch, "crc32c")?.as_primitive::<UInt32Type>(),
+        })
+    }
 
-fn int(batch: &RecordBatch, name: &str, i: usize) -> Cell<Option<i64>> {
-    let values = column(batch, name)?.as_primitive::<Int64Type>();
-    Ok(values.is_valid(i).then(|| values.value(i)))
-}
+    fn chunk(&self, i: usize) -> Chunk {
+        let text = |column: usize| self.text[column].value(i).to_string();
+        let number = |column: usize| {
+            let values = self.numbers[column];
+            values.is_valid(i).then(|| values.value(i))
+        };
+        Chunk {
+            path: text(0),
+            entry: text(1),
+            dtype: text(2),
+            shape: self.list(0, i),
+            offsets: self.list(1, i),
+            extent: self.list(2, i),
+            flat: number(0).zip(number(1)),
+            file: text(3),
+            start: self.start.value(i),
+            length: self.length.value(i),
+            crc32c: self.crc32c.value(i),
+            codec: text(4),
+            step_ref: number(2),
+        }
+    }
 
-fn uint(batch: &RecordBatch, name: &str, i: usize) -> Cell<u64> {
-    Ok(column(batch, name)?.as_primitive::<UInt64Type>().value(i))
+    /// Without the slice that arrow would make of every value.
+    fn list(&self, column: usize, i: usize) -> Vec<i64> {
+        let list = self.lists[column];
+        let (from, to) = (list.value_offsets()[i] as usize, list.value_offsets()[i + 1] as usize);
+        let values = list.values().as_primitive::<Int64Type>().values();
+        values.get(from..to).unwrap_or_default().to_vec()
+    }
 }
 
 #[cfg(test)]
@@ -212,7 +251,7 @@ mod tests {
         (chunks[1].flat, chunks[1].offsets, chunks[1].extent) = (Some((3, 4)), vec![], vec![]);
         let bytes = encode_table(&chunks).unwrap();
         assert_eq!(decode_table(&bytes, "t").unwrap(), chunks);
-        assert!(decode_table(&encode_table(&[]).unwrap(), "t").unwrap().is_empty());
+        assert!(decode_table(&encode_table::<Chunk>(&[]).unwrap(), "t").unwrap().is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod fill;
 mod verify;
 mod windows;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::io::read_all;
@@ -125,22 +125,27 @@ pub fn open_folder(store: &Arc<dyn Store>, folder: &str) -> Result<OpenStep> {
 }
 
 /// Sorts the rows by tensor after checking each against itself, its file and its siblings.
-fn by_tensor(
+pub(super) fn by_tensor(
     chunks: Vec<Chunk>,
     manifest: &Manifest,
     table: &str,
 ) -> Result<BTreeMap<String, Vec<Chunk>>> {
-    let sizes: BTreeMap<_, _> =
+    let sizes: HashMap<_, _> =
         manifest.files.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
-    let mut tensors: BTreeMap<String, Vec<Chunk>> = BTreeMap::new();
+    // A tree only at the end: rows are many more than tensors, and their paths long and alike.
+    let mut tensors: HashMap<String, Vec<Chunk>> = HashMap::new();
+    // Rows of one file follow each other.
+    let mut last: (String, Option<u64>) = (String::new(), None);
     for chunk in chunks {
         chunk.check(table)?;
         let end = chunk.start + chunk.length;
-        let known = sizes.get(chunk.file.as_str());
-        let siblings = tensors.entry(chunk.path.clone()).or_default();
-        let sibling = siblings.first();
+        if chunk.file != last.0 {
+            last = (chunk.file.clone(), sizes.get(chunk.file.as_str()).copied());
+        }
+        let siblings = tensors.get_mut(&chunk.path);
+        let sibling = siblings.as_ref().and_then(|s| s.first());
         let alike = sibling.is_none_or(|s| (&s.shape, &s.dtype) == (&chunk.shape, &chunk.dtype));
-        if known.is_none_or(|&size| end > size) || !alike {
+        if last.1.is_none_or(|size| end > size) || !alike {
             return Err(Error::corrupt(
                 format!("{table}, tensor {}", chunk.path),
                 0,
@@ -149,9 +154,12 @@ fn by_tensor(
                 OLDER,
             ));
         }
-        siblings.push(chunk);
+        match siblings {
+            Some(siblings) => siblings.push(chunk),
+            None => drop(tensors.insert(chunk.path.clone(), vec![chunk])),
+        }
     }
-    Ok(tensors)
+    Ok(tensors.into_iter().collect())
 }
 
 impl OpenStep {
