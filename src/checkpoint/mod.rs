@@ -30,7 +30,7 @@ pub use checkpointer::{Checkpointer, Options, SaveOptions};
 pub use handle::{Outcome, SaveHandle};
 pub use plan::TensorIn;
 pub use read::{
-    OpenStep, Problem, Target, candidates, manifest_folders, open_folder, open_step, problem_of,
-    verify_step,
+    OpenStep, Problem, Sharing, Target, candidates, manifest_folders, open_folder, open_step,
+    problem_of, verify_step,
 };
 pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};
