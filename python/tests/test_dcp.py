@@ -269,7 +269,7 @@ def test_a_missing_name_is_refused_and_a_partial_load_is_not(tmp_path):
     assert torch.equal(target["a"], torch.ones(2)) and target["z"] == 5
     only = {"b": torch.zeros(3)}
     assert torch.equal(load(only, tmp_path / "c")["b"], torch.ones(3))
-    with pytest.raises(CheckpointException, match="(?i)size|shape"):
+    with pytest.raises(CheckpointException, match=r"(?i)size|shape"):
         load({"a": torch.zeros(5)}, tmp_path / "c")
 
 

@@ -147,6 +147,11 @@ class StorageReader(TorchStorageReader):
         return archive
 
 
+def _storage_order(item: ReadItem) -> tuple[str, tuple[int, ...]]:
+    index = item.storage_index
+    return index.fqn, tuple(index.offset or ())
+
+
 class _Batch:
     """Read items that are filled by one call."""
 
