@@ -9,7 +9,7 @@
 //! | `commit/` | data files → table → manifest, and taking back what failed |
 //! | `read/` | candidates, opening, filling tensors, verifying |
 //! | `exchange/` | folders that other programs coordinate, read or write |
-//! | `retain` | which steps stay |
+//! | `retain/` | which steps stay, whose they are, deleting |
 //! | `rects` | rectangles: common parts, copies, the coverage proof |
 //! | `checkpointer`, `handle` | what callers hold |
 
@@ -34,4 +34,4 @@ pub use read::{
     OpenStep, Problem, Target, candidates, manifest_folders, open_folder, open_step, problem_of,
     verify_step,
 };
-pub use retain::committed;
+pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};

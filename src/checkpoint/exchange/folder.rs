@@ -16,6 +16,7 @@ use crate::checkpoint::layout::{
     plan_files,
 };
 use crate::checkpoint::meet::draw;
+use crate::checkpoint::retain::{now_ns, root_id};
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
 use crate::storage::{StorageOptions, Store, WriteOptions, open_store};
@@ -191,6 +192,11 @@ impl Folder {
             attempt: self.attempt.clone(),
             files,
             refers_to: Vec::new(),
+            committed_ns: Some(now_ns()),
+            // Not the root above, if there is one: its Checkpointer did not write this folder and
+            // so must not prune it.
+            root: Some(root_id(self.store.as_ref())),
+            metrics: std::collections::BTreeMap::new(),
             tool: concat!("drivetrain ", env!("CARGO_PKG_VERSION")).into(),
             state_json: publication.state_json,
             per_rank_json: publication.per_rank_json,
