@@ -2,7 +2,7 @@
 
 use super::names::NAMES;
 use crate::error::{Error, Result};
-use crate::pickle::{Pickle, View};
+use crate::pickle::{Pickle, Value, View};
 
 /// `0x1950a86a20f9469cfc6c`, little-endian.
 const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
@@ -50,7 +50,7 @@ pub fn legacy(bytes: &[u8]) -> Result<Legacy> {
         return Err(bad(end, "protocol 1001", protocol.root().kind()));
     }
     let (system, end) = next().map_err(|e| shifted(e, end))?;
-    let little = system.root().get("little_endian").and_then(|v| v.as_i64());
+    let little = system.root().get("little_endian").and_then(Value::as_i64);
     if little != Some(1) {
         return Err(bad(end, "little-endian storages", "others"));
     }

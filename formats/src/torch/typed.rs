@@ -88,7 +88,11 @@ pub(super) fn float_json(value: f64) -> String {
     if value.is_finite() {
         return serde_json::Value::from(value).to_string();
     }
-    let name = if value.is_nan() { "nan" } else { if value > 0.0 { "inf" } else { "-inf" } };
+    let name = match value {
+        nan if nan.is_nan() => "nan",
+        positive if positive > 0.0 => "inf",
+        _ => "-inf",
+    };
     format!("{{\"~float\":\"{name}\"}}")
 }
 
@@ -218,12 +222,11 @@ impl Writer<'_> {
                 View::Int(number) => Key::Number(number),
                 _ => return Err(self.refuse(format!("a dict key of type {}", key.kind()))),
             };
-            match known.get(&key) {
-                Some(&at) => order[at].1 = value,
-                None => {
-                    known.insert(key.clone(), order.len());
-                    order.push((key, value));
-                }
+            if let Some(&at) = known.get(&key) {
+                order[at].1 = value;
+            } else {
+                known.insert(key.clone(), order.len());
+                order.push((key, value));
             }
         }
         out.push('{');

@@ -97,12 +97,15 @@ fn is_named(pickle: &Pickle) -> bool {
     pairs.iter().all(|(key, _)| key.as_str().is_some_and(|key| !key.starts_with('~')))
 }
 
+/// Storage, offset, shape, strides and dtype.
+type ViewOf = (String, u64, Vec<i64>, Vec<i64>, &'static str);
+
 /// Collects tensors while the tree of values is written.
 struct Tensors {
     found: Found,
     storages: Storages,
     /// The first path of each view of a storage.
-    known: HashMap<(String, u64, Vec<i64>, Vec<i64>, &'static str), Vec<Key>>,
+    known: HashMap<ViewOf, Vec<Key>>,
     name: String,
     error: Option<Error>,
 }
