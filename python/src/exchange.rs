@@ -132,8 +132,8 @@ impl Feed for Resolver<'_> {
     ) -> LocalBoxFuture<'a, Result<(), Error>> {
         let filled = self.hold(piece).map(|address| {
             let from = (address + at as usize) as *const u8;
-            // SAFETY: `resolve` gave the address of contiguous memory of exactly the piece's length,
-            // which `held` keeps alive; `fill` is asked for ranges inside the piece only.
+            // SAFETY: `resolve` gave the address of contiguous memory of exactly the piece's
+            // length, which `held` keeps alive; `fill` is asked for ranges inside the piece only.
             unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         });
         futures::future::ready(filled).boxed_local()

@@ -1,5 +1,5 @@
-//! `.metadata` of a torch.distributed.checkpoint folder: which tensors there are, and in which range
-//! of which file each of their chunks is stored as a `torch.save` archive of its own.
+//! `.metadata` of a torch.distributed.checkpoint folder: which tensors there are, and in which
+//! range of which file each of their chunks is stored as a `torch.save` archive of its own.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! Writes one planned file in windows: whoever has the bytes of a piece fills them in, checksums are
-//! taken while the window is in the cache, and full windows go to the store. Memory is a few
+//! Writes one planned file in windows: whoever has the bytes of a piece fills them in, checksums
+//! are taken while the window is in the cache, and full windows go to the store. Memory is a few
 //! windows, whatever the size of the file.
 
 use futures::future::LocalBoxFuture;
@@ -16,8 +16,8 @@ const WARM_BYTES: usize = 8 * WINDOW_BYTES;
 
 /// Where the bytes of pieces come from.
 pub trait Feed {
-    /// Fills `out` with the bytes of piece `piece` from byte `at` on. Pieces are asked for one after
-    /// the other, in the order they lie in the file, and each from its first byte to its last.
+    /// Fills `out` with the bytes of piece `piece` from byte `at` on. Pieces are asked for one
+    /// after the other, as they lie in the file, and each from its first byte to its last.
     fn fill<'a>(
         &'a mut self,
         piece: usize,
