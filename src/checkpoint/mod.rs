@@ -10,12 +10,13 @@
 //! | `read/` | candidates, opening, filling tensors, verifying |
 //! | `retain/` | which steps stay, whose they are, deleting |
 //! | `numbers` | stored elements as numbers |
-//! | `rects` | rectangles: common parts, copies, the coverage proof |
+//! | `rects`, `flat` | rectangles and flat ranges: common parts, copies, the coverage proof |
 //! | `checkpointer`, `handle` | what callers hold |
 
 mod agree;
 mod checkpointer;
 mod commit;
+pub mod flat;
 mod handle;
 mod io;
 pub mod layout;

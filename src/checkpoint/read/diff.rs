@@ -116,11 +116,8 @@ fn tensor(a: &OpenStep, left: &[Chunk], b: &OpenStep, right: &[Chunk]) -> Result
         // Cut differently: whole chunks of the first step, and what the second has for them.
         _ => {
             for chunk in left {
-                let rect = if chunk.flat.is_some() { Rect::whole(&x.shape) } else { chunk.rect() };
-                values.add(&x.dtype, &part(a, x, &rect)?, &part(b, x, &rect)?);
-                if chunk.flat.is_some() {
-                    break;
-                }
+                let range = chunk.rect();
+                values.add(&x.dtype, &part(a, x, &range)?, &part(b, x, &range)?);
             }
         }
     }
@@ -190,7 +187,7 @@ async fn side_by_side(
     Ok(())
 }
 
-/// A rectangle of a tensor of a step.
+/// A range of a tensor of a step.
 fn part(step: &OpenStep, like: &Chunk, rect: &Rect) -> Result<Vec<u8>> {
     let dtype = Dtype::named(&like.dtype)?;
     let bytes = shape_bytes(&rect.extent, dtype).unwrap_or_default();
