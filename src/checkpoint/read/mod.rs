@@ -1,6 +1,7 @@
 //! From a committed step back to tensors: what may be restored, opening, filling, verifying.
 
 pub mod attempts;
+mod diff;
 mod fill;
 mod verify;
 mod windows;
@@ -16,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::runtime::block_on;
 use crate::storage::Store;
 
+pub use diff::{Change, Values, differences};
 pub use fill::{Sharing, Target};
 pub use verify::Problem;
 
