@@ -8,17 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
+use crc_fast::{CrcAlgorithm, Digest};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
 
-use super::windows::{Part, Wanted, Window, windows};
+use super::windows::{Part, WINDOW_BYTES_MAX, Wanted, Window, windows};
 use super::{OLDER, OpenStep};
 use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join, shape_bytes};
 use crate::checkpoint::rects::{Rect, Runs, prove_cover};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, copy_past_cache};
+use crate::memory::{Arena, ArenaOptions, Buffer, copy_past_cache};
 use crate::runtime::block_on;
+use crate::storage::local::ring_hook;
 use crate::storage::{OpenOptions, ReadAt};
 
 /// Threads that read, check and copy.
@@ -113,6 +115,7 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>) -> Result<()> {
         memory: &memory,
         files: &files,
         windows: &windows,
+        buffers: buffers(step),
         next: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         error: Mutex::new(None),
@@ -122,6 +125,15 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>) -> Result<()> {
         return Err(error);
     }
     needs.iter().try_for_each(|need| check_sum(step, need))
+}
+
+/// Memory for the windows that are in flight. It is mapped when the first is read: what the page
+/// cache holds needs none.
+fn buffers(step: &OpenStep) -> Arena {
+    let local = step.store.capabilities().local_root.is_some();
+    let hooks = if local { ring_hook().into_iter().collect() } else { Vec::new() };
+    let limit_bytes = THREADS_MAX * DEPTH * WINDOW_BYTES_MAX as usize;
+    Arena::with_options(ArenaOptions { limit_bytes, huge_pages: true, warm: true, hooks })
 }
 
 /// Which chunks the targets need, after proving that they cover each target exactly once.
@@ -217,6 +229,8 @@ struct Crew<'a> {
     memory: &'a [Memory],
     files: &'a [Opened],
     windows: &'a [Window],
+    /// Where windows are read into; re-used, and registered with the rings.
+    buffers: Arena,
     next: AtomicUsize,
     stop: AtomicBool,
     error: Mutex<Option<Error>>,
@@ -247,7 +261,6 @@ impl Crew<'_> {
 
     async fn read_windows(&self) -> Result<()> {
         let mut reads = FuturesUnordered::new();
-        let mut spare: Vec<Buffer> = Vec::new();
         let mut piece = Buffer::heap(PIECE_BYTES);
         loop {
             while reads.len() < DEPTH
@@ -256,19 +269,12 @@ impl Crew<'_> {
             {
                 let Some(window) = self.deliver_cached(window, &mut piece) else { continue };
                 let len = (window.end - window.start) as usize;
-                let fits = spare.iter().position(|b| b.capacity() >= len);
-                let mut buf = match fits {
-                    Some(i) => spare.swap_remove(i),
-                    None => Buffer::heap(len),
-                };
-                buf.set_len(len);
+                let buf = self.buffers.try_alloc(len).unwrap_or_else(|| Buffer::heap(len));
                 let read = self.files[window.file].direct.read_at(window.start, buf);
                 reads.push(async move { (window, read.await) });
             }
             let Some((window, read)) = reads.next().await else { return Ok(()) };
-            let buf = read?;
-            self.deliver(&window.parts, window.start, &buf);
-            spare.push(buf);
+            self.deliver(&window.parts, window.start, &read?);
         }
     }
 
@@ -295,6 +301,7 @@ impl Crew<'_> {
     }
 
     /// Where a part goes, if it goes to one place as it is.
+    #[expect(clippy::mut_from_ref, reason = "each part is delivered by one thread, once")]
     fn straight(&self, part: &Part) -> Option<&mut [u8]> {
         let need = self.needs.get(part.id)?;
         let [(target, runs)] = need.uses.as_slice() else { return None };
@@ -308,15 +315,18 @@ impl Crew<'_> {
     /// of it is there.
     fn read_straight(&self, file: usize, part: &Part, target: &mut [u8]) -> u64 {
         let file = &self.files[file].cached;
-        let (mut at, mut sum) = (part.start, 0);
+        let (mut at, mut sum) = (part.start, Digest::new(CrcAlgorithm::Crc32Iscsi));
         for piece in target.chunks_mut(PIECE_BYTES) {
             if !file.read_cached(at, piece) {
                 return part.start;
             }
-            sum = crc32c_join(sum, crc32c(piece), piece.len() as u64);
+            sum.update(piece);
             at += piece.len() as u64;
         }
-        self.needs[part.id].sums.lock().insert(part.start, (sum, at - part.start));
+        self.needs[part.id]
+            .sums
+            .lock()
+            .insert(part.start, (sum.finalize() as u32, at - part.start));
         at
     }
 

@@ -1,7 +1,7 @@
 //! Turns the chunks that are wanted into few, large, page-aligned reads.
 
 /// Largest read: full bandwidth on the disks we measured, and a window still fits a cache.
-const WINDOW_BYTES_MAX: u64 = 8 << 20;
+pub const WINDOW_BYTES_MAX: u64 = 8 << 20;
 /// Gap that is cheaper to read than to skip with another request.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 /// Reads start on a page, as O_DIRECT wants.
