@@ -18,6 +18,7 @@ mod s3_server;
 mod seccomp;
 mod store_contract;
 mod style;
+mod support;
 mod synth;
 mod uring;
 mod webdataset;
