@@ -48,9 +48,15 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Bytes that rings hold registered, once per ring.
 static REGISTERED_BYTES: AtomicU64 = AtomicU64::new(0);
 
+/// Environment variable that turns registration off (`0` or `off`).
+pub const REGISTER_ENV: &str = "DRIVETRAIN_IO_REGISTER";
+
 /// A hook for [`crate::memory::ArenaOptions::hooks`] that registers an arena's slabs with the
-/// rings; none where local files do not go through io_uring.
+/// rings; none where local files do not go through io_uring, or [`REGISTER_ENV`] forbids it.
 pub fn ring_hook() -> Option<Arc<dyn PinHook>> {
+    if std::env::var(REGISTER_ENV).is_ok_and(|v| v == "0" || v == "off") {
+        return None;
+    }
     let engine = engine::engine(EngineChoice::Auto).ok()?;
     (engine.kind() == EngineKind::Uring).then(|| Arc::new(RingHook) as Arc<dyn PinHook>)
 }
