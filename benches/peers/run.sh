@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the peer benchmarks: run.sh [images] [lidar] [checkpoint] [checkpoint2] [many]; ROUNDS, WORK and
-# SECONDS_PER_RUN adjust it.
+# Runs the peer benchmarks: run.sh [images] [lidar] [checkpoint] [checkpoint2] [many]; ROUNDS, WORK
+# and SECONDS_PER_RUN adjust it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scripts/setup.sh
