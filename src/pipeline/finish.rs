@@ -122,7 +122,8 @@ fn bad_sample(
 /// the step was given for its first reads, which are over. Nobody waits here: finished younger
 /// steps may have the memory, and they wait for this one.
 fn fund(work: &StepWork, cost: Cost) -> bool {
-    let mut funding = work.funding.lock();
+    let mut guard = work.funding.lock();
+    let funding = &mut *guard;
     let have = funding.transient.as_ref().map_or(0, Charge::bytes);
     let more = cost.transient_bytes.saturating_sub(have);
     let Some(mut charge) = work.engine.budget.try_charge(more + cost.output_bytes) else {
