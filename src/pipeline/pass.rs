@@ -22,8 +22,8 @@ pub const STEPS_AHEAD_MAX: u64 = 64;
 pub const STEPS_AHEAD_MIN: u64 = 3;
 
 /// Bytes of steps ahead (batches, and what is read for those that are not done) beyond which only
-/// [`STEPS_AHEAD_MIN`] steps are kept ahead. A local disk answers within a millisecond at some GB/s,
-/// so a few megabytes would do; this much rides out a pause of tens of milliseconds in either side.
+/// [`STEPS_AHEAD_MIN`] steps are kept ahead. A local disk answers within a millisecond at some
+/// GB/s, so a few megabytes would do; this much rides out a pause of tens of milliseconds.
 pub const AHEAD_BYTES_SOFT_MAX: u64 = 96 << 20;
 
 /// The same for object stores: 0.2 s until an answer comes, times 1.25 GB/s.
@@ -129,6 +129,11 @@ impl PassState {
     pub fn steps(&self) -> impl Iterator<Item = u64> + use<> {
         let stride = usize::try_from(self.share.stride.max(1)).unwrap_or(usize::MAX);
         (self.share.first..self.pass.steps).step_by(stride)
+    }
+
+    /// Whether nothing was handed out yet.
+    pub fn is_fresh(&self) -> bool {
+        self.inner.lock().next == self.share.first
     }
 
     /// Whether it was made by this process: a forked child has none of its threads.
