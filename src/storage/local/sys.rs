@@ -31,7 +31,7 @@ fn out_of_inodes(path: &Path) -> bool {
 /// An OS error of a write, as [`Error::NoSpace`] where it means that.
 pub fn write_error(op: &'static str, path: &Path, need_bytes: u64, e: io::Error) -> Error {
     if e.raw_os_error().is_some_and(|code| FULL.contains(&code)) {
-        // What could not be made says nothing about its file system; the nearest folder there is does.
+        // What could not be made says nothing about its file system; the nearest folder does.
         let folder = path.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(path);
         let why = if out_of_inodes(folder) { " (no inodes left for new files)" } else { "" };
         let path = format!("{}{why}", path.display());
