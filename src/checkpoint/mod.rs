@@ -8,6 +8,7 @@
 //! | `meet/`, `agree` | how ranks meet, with deadlines |
 //! | `commit/` | data files → table → manifest, and taking back what failed |
 //! | `read/` | candidates, opening, filling tensors, verifying |
+//! | `exchange/` | folders that other programs coordinate, read or write |
 //! | `retain/` | which steps stay, whose they are, deleting |
 //! | `rects`, `flat` | rectangles and flat ranges: common parts, copies, the coverage proof |
 //! | `checkpointer`, `handle` | what callers hold |
@@ -15,6 +16,7 @@
 mod agree;
 mod checkpointer;
 mod commit;
+pub mod exchange;
 pub mod flat;
 mod handle;
 mod io;
