@@ -5,8 +5,9 @@ and after `load_state_dict`. A step that is damaged on one rank is left by all.
 """
 
 import contextlib
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,19 @@ STEPS_SHOWN_MAX = 20
 CRASHES_MAX = 3
 
 Candidates = list[tuple[int, str | None]]
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """No garbage collection inside: planning makes many objects and no cycles, and a full
+    collection in a process with torch takes as long as planning a thousand tensors."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass
@@ -167,7 +181,8 @@ class Restore:
                 strict=strict,
                 neighbours=self.neighbours,
             )
-            plan.add_all(targets, rng, self.rename)
+            with paused_collector():
+                plan.add_all(targets, rng, self.rename)
             plans.append(plan)
             return opened.attempt
 
