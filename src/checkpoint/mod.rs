@@ -8,18 +8,22 @@
 //! | `meet/`, `agree` | how ranks meet, with deadlines |
 //! | `commit/` | data files → table → manifest, and taking back what failed |
 //! | `read/` | candidates, opening, filling tensors, verifying |
+//! | `exchange/` | folders that other programs coordinate, read or write |
 //! | `retain/` | which steps stay, whose they are, deleting |
+//! | `numbers` | stored elements as numbers |
 //! | `rects`, `flat` | rectangles and flat ranges: common parts, copies, the coverage proof |
 //! | `checkpointer`, `handle` | what callers hold |
 
 mod agree;
 mod checkpointer;
 mod commit;
+pub mod exchange;
 pub mod flat;
 mod handle;
 mod io;
 pub mod layout;
 pub mod meet;
+mod numbers;
 mod plan;
 mod read;
 pub mod rects;
@@ -31,7 +35,7 @@ pub use commit::scale;
 pub use handle::{Outcome, SaveHandle};
 pub use plan::TensorIn;
 pub use read::{
-    OpenStep, Problem, Target, candidates, manifest_folders, open_folder, open_step, problem_of,
-    verify_step,
+    Change, OpenStep, Problem, Sharing, Target, Values, candidates, differences, manifest_folders,
+    open_folder, open_step, problem_of, verify_step,
 };
 pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};

@@ -19,10 +19,10 @@ mod judge;
 mod lead;
 mod machine;
 mod messages;
-#[cfg(test)]
-mod model;
 mod publish;
 pub mod scale;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use std::collections::BTreeMap;

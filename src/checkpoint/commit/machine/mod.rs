@@ -3,7 +3,7 @@
 //! [`Lead`] is rank 0, [`Follow`] every other rank. A machine knows only what the order of the
 //! commit depends on; bytes, records and errors stay with the driver, which carries actions out on
 //! a store and a meeting room. So the very code that runs in production can be driven by a test
-//! through every interleaving, crash and lost message (`../model/`).
+//! through every interleaving, crash and lost message (`../tests/`).
 
 mod follow;
 mod lead;
