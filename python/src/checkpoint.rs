@@ -77,7 +77,7 @@ impl Checkpointer {
             shm_dir: shm_dir.map(Into::into),
             single_writer,
         };
-        let meet = store.map(|s| Arc::new(StoreMeet::new(s)) as Arc<dyn Meet>);
+        let meet = store.map(|s| Arc::new(StoreMeet::new(py, &s)) as Arc<dyn Meet>);
         let storage = StorageOptions { options: storage_options.unwrap_or_default() };
         let inner = py.detach(|| {
             let store = open_store(&uri, &storage)?;

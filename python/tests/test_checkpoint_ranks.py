@@ -11,6 +11,7 @@ import time
 
 import drivetrain as dt
 import pytest
+from drivetrain import _native
 
 WORKER = pathlib.Path(__file__).with_name("rank_worker.py")
 DEADLINE_S = 180
@@ -169,3 +170,33 @@ def test_killed_while_saving_leaves_the_old_step_or_the_new(tmp_path):
         assert all((array == r.step).all() for array in state["w"].values())
         assert started - r.step <= 3, "more than the saves on their way were lost"
     assert reached > 0
+
+
+STORE_HOST = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_host_that_stands_still_does_not_hold_the_ranks_for_ever(tmp_path, monkeypatch):
+    distributed = pytest.importorskip("torch.distributed")
+    monkeypatch.setenv("DRIVETRAIN_STORE_TIMEOUT_S", "1")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    host = subprocess.Popen([sys.executable, "-c", STORE_HOST], **pipes)
+    try:
+        port = int(host.stdout.readline())
+        store = distributed.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+        ckpt = _native.Checkpointer(str(tmp_path), 1, 2, timeout_s=120.0, store=store)
+        host.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            with pytest.raises(_native.DeadlineExceeded, match=r"Store.*stands still"):
+                ckpt.agree("restore", "")
+    finally:
+        host.send_signal(signal.SIGCONT)
+        host.kill()
+        host.wait()
+        host.stdin.close()
+        host.stdout.close()

@@ -174,10 +174,10 @@ struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     fn of(batch: &'a RecordBatch) -> Cell<Self> {
-        let text = |name| column(batch, name).map(|c| c.as_string::<i32>());
-        let list = |name| column(batch, name).map(|c| c.as_list::<i32>());
-        let number = |name| column(batch, name).map(|c| c.as_primitive::<Int64Type>());
-        let unsigned = |name| column(batch, name).map(|c| c.as_primitive::<UInt64Type>());
+        let text = |name| column(batch, name).map(AsArray::as_string::<i32>);
+        let list = |name| column(batch, name).map(AsArray::as_list::<i32>);
+        let number = |name| column(batch, name).map(AsArray::as_primitive::<Int64Type>);
+        let unsigned = |name| column(batch, name).map(AsArray::as_primitive::<UInt64Type>);
         Ok(Self {
             text: [text("path")?, text("entry")?, text("dtype")?, text("file")?, text("codec")?],
             lists: [list("shape")?, list("offsets")?, list("extent")?],
