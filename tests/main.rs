@@ -6,6 +6,7 @@ mod checkpoint_layout;
 mod commit;
 mod commit_faults;
 mod data_cli;
+mod fault_matrix;
 mod fault_store;
 mod index;
 mod loader;
