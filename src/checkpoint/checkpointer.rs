@@ -1,5 +1,6 @@
 //! The checkpointer: stages in the caller's thread, writes and commits in one thread of its own.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::layout::{RollLimits, plan_files, step_dir};
 use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
 use super::plan::{TensorIn, plan};
 use super::read::{self, OpenStep, Problem};
-use super::retain::{self, Keep};
+use super::retain::{self, Best, Keep, Retention};
 use super::snapshot::{SlotPlace, Slots, Staged, image_starts, stage};
 use crate::error::{Error, Result};
 use crate::memory::Slot;
@@ -35,6 +36,12 @@ pub struct Options {
     pub keep_last: Option<u32>,
     /// Besides, keep every step that this divides.
     pub keep_every: Option<i64>,
+    /// Besides, keep the best by a metric.
+    pub keep_best: Option<Best>,
+    /// Besides, keep every step committed at most this long ago.
+    pub keep_within: Option<Duration>,
+    /// Besides, keep steps at least this far apart in time.
+    pub keep_interval: Option<Duration>,
     /// Longest wait for another rank or a free staging slot.
     pub timeout: Duration,
     /// Names this run's staging slots; default is the process id.
@@ -50,6 +57,9 @@ impl Default for Options {
         Self {
             keep_last: None,
             keep_every: None,
+            keep_best: None,
+            keep_within: None,
+            keep_interval: None,
             timeout: Duration::from_mins(10),
             run_id: None,
             shm_dir: None,
@@ -59,12 +69,27 @@ impl Default for Options {
 }
 
 /// How one save is made.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct SaveOptions {
     /// Replace a committed step.
     pub overwrite: bool,
     /// The caller waits for the commit, so a second staging slot would never be used.
     pub blocking: bool,
+    /// What was measured of the state, such as a validation loss, for retention and people. Rank
+    /// 0's are kept; `None` stands for a number that is not finite.
+    pub metrics: BTreeMap<String, Option<f64>>,
+}
+
+impl Options {
+    fn keep(&self) -> Keep {
+        Keep {
+            last: self.keep_last,
+            every: self.keep_every,
+            best: self.keep_best.clone(),
+            within: self.keep_within,
+            interval: self.keep_interval,
+        }
+    }
 }
 
 type Work = (Job, SaveHandle);
@@ -98,8 +123,9 @@ impl Checkpointer {
         if rank >= world_size {
             return Err(Error::invalid("rank", format!("below world_size {world_size}"), rank));
         }
-        let keep = Keep::new(options.keep_last, options.keep_every)?;
+        options.keep().check()?;
         block_on(probe(store.as_ref(), options.single_writer))??;
+        let keep = Retention::new(store.as_ref(), options.keep())?;
         let root_hash = xxh3_64(store.uri().as_bytes());
         let prefix = format!("drivetrain-{root_hash:016x}");
         let slots = SlotPlace::new(options.shm_dir, root_hash, options.run_id.as_deref(), rank);
@@ -157,6 +183,7 @@ impl Checkpointer {
         job.per_rank_json = per_rank_json.into();
         job.overwrite = options.overwrite;
         job.blocking = options.blocking;
+        job.metrics = options.metrics;
         self.enqueue(job, took)
     }
 
@@ -271,8 +298,10 @@ impl Checkpointer {
         self.place.store.counters()
     }
 
-    /// Committed steps, ascending.
+    /// Committed steps, ascending, after what retention still has to do on this rank.
     pub fn steps(&self) -> Result<Vec<i64>> {
+        let deadline = Instant::now() + PRUNE_WAIT.min(self.place.room.timeout);
+        self.place.keep.wait_settled(deadline);
         block_on(retain::committed(self.place.store.as_ref()))?
     }
 
@@ -325,6 +354,8 @@ impl Checkpointer {
     }
 }
 
+/// Longest wait for retention before steps are listed.
+const PRUNE_WAIT: Duration = Duration::from_mins(1);
 /// Pause between looks while closing.
 const CLOSE_POLL: Duration = Duration::from_millis(5);
 
@@ -369,6 +400,11 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
             // While the trainer computes: when it saves faster than the disk writes, it will not
             // have to wait for fresh memory.
             slots.prepare(bytes, 2);
+        }
+        let swept = block_on(place.keep.run(place.store.as_ref()));
+        if let Err(error) | Ok(Err(error)) = swept {
+            // It cannot undo the commit, and the next one tries again.
+            tracing::warn!(%error, "old steps could not be pruned");
         }
         if let Err(error) = commit::tidy(place, tidy) {
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");

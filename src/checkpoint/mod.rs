@@ -8,13 +8,16 @@
 //! | `meet/`, `agree` | how ranks meet, with deadlines |
 //! | `commit/` | data files → table → manifest, and taking back what failed |
 //! | `read/` | candidates, opening, filling tensors, verifying |
-//! | `retain` | which steps stay |
-//! | `rects` | rectangles: common parts, copies, the coverage proof |
+//! | `exchange/` | folders that other programs coordinate, read or write |
+//! | `retain/` | which steps stay, whose they are, deleting |
+//! | `rects`, `flat` | rectangles and flat ranges: common parts, copies, the coverage proof |
 //! | `checkpointer`, `handle` | what callers hold |
 
 mod agree;
 mod checkpointer;
 mod commit;
+pub mod exchange;
+pub mod flat;
 mod handle;
 mod io;
 pub mod layout;
@@ -32,4 +35,4 @@ pub use read::{
     OpenStep, Problem, Target, candidates, manifest_folders, open_folder, open_step, problem_of,
     verify_step,
 };
-pub use retain::committed;
+pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};

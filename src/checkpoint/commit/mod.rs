@@ -13,24 +13,30 @@
 //! A failure anywhere before the manifest removes what this save wrote; older steps are not touched
 //! by a save at all. A rank that hears no verdict removes nothing: rank 0 may have committed.
 
+mod drive;
 mod follow;
 mod judge;
 mod lead;
+mod machine;
 mod messages;
+#[cfg(test)]
+mod model;
 mod publish;
 mod write;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::layout::{FileImage, Piece, attempt_dir, join, step_dir};
 use super::meet::Room;
 use super::plan::Group;
-use super::retain::Keep;
+use super::retain::Retention;
 use super::snapshot::Staged;
 use crate::error::Result;
 use crate::storage::Store;
 
+pub use drive::run;
 pub use lead::{Tidy, tidy};
 
 /// What the ranks of a checkpointer share for all their saves.
@@ -41,7 +47,7 @@ pub struct Place {
     /// Where the ranks meet.
     pub room: Room,
     /// What to keep after a commit.
-    pub keep: Keep,
+    pub keep: Retention,
 }
 
 /// A staged save that waits for its turn.
@@ -65,6 +71,8 @@ pub struct Job {
     pub state_json: String,
     /// State of this rank: JSON.
     pub per_rank_json: String,
+    /// What was measured of the state; rank 0's are kept.
+    pub metrics: BTreeMap<String, Option<f64>>,
     /// Whether a committed step may be replaced.
     pub overwrite: bool,
     /// Whether the caller waits for the commit.
@@ -101,11 +109,6 @@ impl Job {
 
 fn meeting(op: u64) -> String {
     format!("save-{op}")
-}
-
-/// Writes and commits; returns when this rank knows the outcome.
-pub fn run(place: &Place, job: &Job, tick: super::meet::Tick<'_>) -> Result<()> {
-    if place.room.rank == 0 { lead::run(place, job, tick) } else { follow::run(place, job, tick) }
 }
 
 /// How long rank 0 waits until it can see the other ranks' files: close-to-open file systems show
