@@ -27,7 +27,7 @@ const DAMAGES: [Damage; 8] = [
     ("trailing bytes", "its end", |bytes| bytes.extend_from_slice(b"more")),
 ];
 
-fn two_steps() -> Ground {
+fn two_steps() -> Ground<'static> {
     let ground = Ground::folder().with_old_step();
     let ckpt = ground.checkpointer(&ground.store, None).unwrap();
     save(&ckpt, NEW_STEP, NEW_SEED, false).unwrap();
@@ -51,7 +51,7 @@ fn files(root: &Path, step: i64) -> Vec<PathBuf> {
     found
 }
 
-fn row(ground: &Ground, fault: &str, path: &Path, place: &str) -> Row {
+fn row(ground: &Ground<'_>, fault: &str, path: &Path, place: &str) -> Row {
     let relative = path.strip_prefix(ground.path()).unwrap().to_str().unwrap().to_string();
     let found = drivetrain::checkpoint::candidates(&ground.store).unwrap();
     let reason = match found.into_iter().find(|(step, _)| *step == NEW_STEP) {
@@ -70,7 +70,7 @@ fn row(ground: &Ground, fault: &str, path: &Path, place: &str) -> Row {
         fault: fault.into(),
         place: format!("{}, {place}", thing(&relative)),
         restores,
-        told,
+        told: told.into(),
         left,
     }
 }

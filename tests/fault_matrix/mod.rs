@@ -9,6 +9,8 @@
 mod damage;
 mod outcome;
 mod places;
+mod ranks;
 mod report;
 mod restore;
+mod s3;
 mod save;

@@ -12,51 +12,59 @@ use drivetrain::runtime::block_on;
 use drivetrain::storage::{OptionMap, Store};
 
 use super::places::{NEW_STEP, OLD_STEP, leftovers};
-use crate::commit::{Owned, local, save_with};
+use crate::commit::{Owned, local, save_with, walk};
 use crate::support::s3::Server;
 
 /// The seed of what stood before, and of what the fault meets.
 pub const OLD_SEED: u64 = 1;
 pub const NEW_SEED: u64 = 2;
+/// The new state of cases that upload in parts.
+pub const LARGE_SEED: u64 = 4;
+/// A little more than one part.
+const LARGE_BYTES: i64 = (8 << 20) + 4321;
+const HOUR: std::time::Duration = std::time::Duration::from_hours(1);
 /// Step that is saved after the fault, to show that the run goes on.
 const NEXT_STEP: i64 = 3;
 const NEXT_SEED: u64 = 3;
 
 /// Where a case happens. The store works; faults are put around it or before it.
-pub struct Ground {
+pub struct Ground<'a> {
     pub store: Arc<dyn Store>,
     pub uri: String,
     /// What a child process needs to open the same place.
     pub options: OptionMap,
     /// Folder of staging slots, so that those of killed children are not left in shared memory.
     pub shm: tempfile::TempDir,
+    bucket: Option<(&'a Server, String)>,
     _root: Option<tempfile::TempDir>,
 }
 
-impl Ground {
+impl<'a> Ground<'a> {
     /// A fresh folder.
     pub fn folder() -> Self {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("ckpt");
         let uri = path.display().to_string();
-        Self::new(local(&path), uri, OptionMap::new(), Some(root))
+        Self::new(local(&path), uri, OptionMap::new(), None, Some(root))
     }
 
     /// A bucket of an in-process server, emptied.
-    pub fn bucket(server: &Server, name: &str) -> Self {
+    pub fn bucket(server: &'a Server, name: &str) -> Self {
+        let bucket = (server, name.to_string());
         server.clear(name);
         server.script("");
         let uri = format!("s3://{name}/run");
-        Self::new(server.open_hasty(&uri), uri, server.hasty_options(), None)
+        Self::new(server.open_hasty(&uri), uri, server.hasty_options(), Some(bucket), None)
     }
 
     fn new(
         store: Arc<dyn Store>,
         uri: String,
         options: OptionMap,
+        bucket: Option<(&'a Server, String)>,
         root: Option<tempfile::TempDir>,
     ) -> Self {
-        Self { store, uri, options, shm: tempfile::tempdir().unwrap(), _root: root }
+        Self { store, uri, options, shm: tempfile::tempdir().unwrap(), bucket, _root: root }
     }
 
     /// The root, where it is a folder.
@@ -82,10 +90,12 @@ impl Ground {
         Checkpointer::new(Arc::clone(store), 0, 1, options, None)
     }
 
-    /// What restores, and what lies around. Then the next save must succeed.
+    /// What restores, and what lies around. Then, when all that is an hour old, the next save must
+    /// succeed.
     pub fn look(&self) -> (String, String) {
         let restores = restored(&self.store);
         let left = self.leftovers();
+        self.age();
         let next = self.checkpointer(&self.store, None).unwrap();
         save(&next, NEXT_STEP, NEXT_SEED, false).unwrap();
         next.close().unwrap();
@@ -94,11 +104,24 @@ impl Ground {
         (restores, left)
     }
 
-    fn leftovers(&self) -> String {
+    /// Everything is an hour older, so that it is no longer taken for work in progress.
+    fn age(&self) {
+        if let Some((server, bucket)) = &self.bucket {
+            return server.age(bucket, HOUR);
+        }
+        let before = std::time::SystemTime::now() - HOUR;
+        for file in walk(self.path()).into_keys() {
+            let file = std::fs::File::options().write(true).open(self.path().join(file)).unwrap();
+            file.set_modified(before).unwrap();
+        }
+    }
+
+    /// What lies around that no committed step names, in words.
+    pub fn leftovers(&self) -> String {
         let listed = block_on(self.store.list("")).unwrap().unwrap();
         let files: Vec<String> = listed.into_iter().map(|file| file.path).collect();
         let mut named = Vec::new();
-        for step in [OLD_STEP, NEW_STEP] {
+        for step in [0, OLD_STEP, NEW_STEP, NEXT_STEP] {
             let folder = step_dir(step).unwrap();
             let path = join(&folder, MANIFEST);
             let Some(bytes) = read_all(&self.store, &path) else { continue };
@@ -121,23 +144,32 @@ fn read_all(store: &Arc<dyn Store>, path: &str) -> Option<bytes::Bytes> {
     .unwrap()
 }
 
-/// The state of a seed: a matrix, a small vector and a scalar.
+/// The state of a seed: a matrix, a small vector and a scalar, and for one seed a large tensor.
 pub fn state(seed: u64) -> Vec<Owned> {
-    vec![
+    let mut tensors = vec![
         Owned::whole("w", &[300, 7], seed),
         Owned::whole("b", &[5], seed + 100),
         Owned::whole("s", &[], seed + 200),
-    ]
+    ];
+    if seed == LARGE_SEED {
+        tensors.push(Owned::whole("large", &[LARGE_BYTES], seed + 300));
+    }
+    tensors
 }
 
 pub fn save(ckpt: &Checkpointer, step: i64, seed: u64, overwrite: bool) -> Result<i64, Arc<Error>> {
-    let options = SaveOptions { overwrite, blocking: true };
+    let options = SaveOptions { overwrite, blocking: true, ..SaveOptions::default() };
     save_with(ckpt, step, &state(seed), &format!("{{\"seed\":{seed}}}"), options)
 }
 
 pub fn read_step(store: &Arc<dyn Store>, step: i64) -> Result<Vec<Owned>, Error> {
     let open = open_step(store, step)?;
-    let mut found = state(0);
+    // The state says which tensors to ask for; that their bytes are right, it cannot say.
+    let text = &open.manifest().state_json;
+    let mut found = state(seed_of(text));
+    for tensor in &mut found {
+        tensor.data.fill(0xAA);
+    }
     let mut targets = Vec::new();
     for tensor in &mut found {
         targets.push(Target {
@@ -150,6 +182,11 @@ pub fn read_step(store: &Arc<dyn Store>, step: i64) -> Result<Vec<Owned>, Error>
     }
     open.read_into(targets)?;
     Ok(found)
+}
+
+fn seed_of(state_json: &str) -> u64 {
+    let value: serde_json::Value = serde_json::from_str(state_json).unwrap();
+    value["seed"].as_u64().unwrap()
 }
 
 /// What a restore finds: the newest step that is good, as `Checkpointer.restore` looks for it.
@@ -171,7 +208,9 @@ pub fn restored(store: &Arc<dyn Store>) -> String {
                 skipped = "; the new one is skipped";
             }
             Some(tensors) if tensors == state(OLD_SEED) => return format!("old{skipped}"),
-            Some(tensors) if tensors == state(NEW_SEED) => return format!("new{skipped}"),
+            Some(tensors) if tensors == state(NEW_SEED) || tensors == state(LARGE_SEED) => {
+                return format!("new{skipped}");
+            }
             Some(_) => return format!("NEITHER: step {step} holds something else"),
         }
     }

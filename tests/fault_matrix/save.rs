@@ -41,26 +41,30 @@ impl Kind {
 }
 
 /// Opens a checkpointer and saves.
-fn run(ground: &Ground, store: &Arc<dyn Store>, kind: Kind) -> Result<i64, Arc<drivetrain::Error>> {
+fn run(
+    ground: &Ground<'_>,
+    store: &Arc<dyn Store>,
+    kind: Kind,
+) -> Result<i64, Arc<drivetrain::Error>> {
     let ckpt = ground.checkpointer(store, kind.keep_last()).map_err(Arc::new)?;
     let saved = save(&ckpt, kind.step(), NEW_SEED, kind == Kind::Overwrite);
     let _ = ckpt.close();
     saved
 }
 
-fn faulty(ground: &Ground, script: &str) -> (Arc<FaultStore>, Arc<dyn Store>) {
+fn faulty(ground: &Ground<'_>, script: &str) -> (Arc<FaultStore>, Arc<dyn Store>) {
     let script = FaultScript::parse(script).unwrap();
     let store = Arc::new(FaultStore::new(Arc::clone(&ground.store), script));
     (Arc::clone(&store), store)
 }
 
-fn operations(ground: &Ground, kind: Kind) -> Vec<Operation> {
+fn operations(ground: &Ground<'_>, kind: Kind) -> Vec<Operation> {
     let (counter, store) = faulty(ground, "");
     run(ground, &store, kind).unwrap();
     counter.history()
 }
 
-fn fails(make: impl Fn() -> Ground, kind: Kind) -> Vec<Row> {
+fn fails<'a>(make: impl Fn() -> Ground<'a>, kind: Kind) -> Vec<Row> {
     let mut rows = Vec::new();
     let all = operations(&make().with_old_step(), kind);
     assert!(all.len() > 15, "{all:?}");
@@ -77,6 +81,7 @@ fn fails(make: impl Fn() -> Ground, kind: Kind) -> Vec<Row> {
             let (restores, left) = ground.look();
             let what = format!("{fault} at {operation:?}: {saved:?}, restores {restores}");
             assert!(lies || honest(&saved, &restores), "{what}");
+            assert!(lies || ground.leftovers() == "nothing", "{what}: {}", ground.leftovers());
             rows.push(Row {
                 fault: fault.into(),
                 place: place(operation.op, &operation.path),
@@ -122,7 +127,7 @@ fn child() {
 }
 
 /// What a child said before it ended, and whether it ended by itself.
-fn run_child(ground: &Ground, kind: Kind, script: &str, log: Option<&str>) -> (String, bool) {
+fn run_child(ground: &Ground<'_>, kind: Kind, script: &str, log: Option<&str>) -> (String, bool) {
     let word = if kind == Kind::Overwrite { "overwrite" } else { "new" };
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -139,7 +144,7 @@ fn run_child(ground: &Ground, kind: Kind, script: &str, log: Option<&str>) -> (S
 }
 
 /// (operation, path, bytes) of a child's save, in order.
-fn child_operations(ground: &Ground, kind: Kind) -> Vec<(String, String, u64)> {
+fn child_operations(ground: &Ground<'_>, kind: Kind) -> Vec<(String, String, u64)> {
     let log = ground.shm.path().join("log");
     let log = log.to_str().unwrap();
     let (said, finished) = run_child(ground, kind, "eio@head:no such path", Some(log));
@@ -151,7 +156,7 @@ fn child_operations(ground: &Ground, kind: Kind) -> Vec<(String, String, u64)> {
     started.map(|l| (word(&l["op"]), word(&l["path"]), l["bytes"].as_u64().unwrap())).collect()
 }
 
-fn killed(make: impl Fn() -> Ground, kind: Kind) -> Vec<Row> {
+fn killed<'a>(make: impl Fn() -> Ground<'a>, kind: Kind) -> Vec<Row> {
     let mut rows = Vec::new();
     let all = child_operations(&make().with_old_step(), kind);
     assert!(all.len() > 15, "{all:?}");
@@ -164,6 +169,7 @@ fn killed(make: impl Fn() -> Ground, kind: Kind) -> Vec<Row> {
             let (said, finished) = run_child(&ground, kind, &format!("{action}@{}", n + 1), None);
             assert!(!finished, "{action}@{} of {op} {path} did not kill: {said}", n + 1);
             let (restores, left) = ground.look();
+            assert_eq!(ground.leftovers(), "nothing", "{fault} {op} {path}, after a later save");
             let knew = said.contains("committed");
             assert!(!knew || restores == "new", "{fault} {op} {path}: committed, but {restores}");
             rows.push(Row {

@@ -72,10 +72,15 @@ pub async fn check_sizes(store: &dyn Store, folder: &str, manifest: &Manifest) -
     let sizes: BTreeMap<_, _> = listed.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
     for file in &manifest.files {
         let path = join(folder, &file.path);
-        let found = match sizes.get(path.as_str()) {
-            Some(&size) if size == file.size_bytes => continue,
-            Some(&size) => (size, format!("{size} bytes")),
-            None => (0, "no such file".into()),
+        if sizes.get(path.as_str()) == Some(&file.size_bytes) {
+            continue;
+        }
+        // Not every object store lists what it holds at once: the file itself has the last word.
+        let found = match store.head(&path).await {
+            Ok(meta) if meta.size_bytes == file.size_bytes => continue,
+            Ok(meta) => (meta.size_bytes, bytes(meta.size_bytes)),
+            Err(Error::NotFound { .. }) => (0, "no such file".into()),
+            Err(e) => return Err(e),
         };
         return Err(Error::corrupt(path, found.0, bytes(file.size_bytes), found.1, OLDER));
     }

@@ -132,6 +132,13 @@ impl Server {
         self.buckets.lock().get_mut(bucket).unwrap().freeze();
     }
 
+    /// Makes all objects of a bucket older.
+    pub fn age(&self, bucket: &str, by: Duration) {
+        for object in self.buckets.lock().get_mut(bucket).unwrap().objects.values_mut() {
+            object.modified -= by;
+        }
+    }
+
     /// Keys and sizes of a bucket, past the network.
     pub fn objects(&self, bucket: &str) -> Vec<(String, usize)> {
         let buckets = self.buckets.lock();
