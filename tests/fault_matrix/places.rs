@@ -20,6 +20,9 @@ pub fn thing(path: &str) -> String {
     if first == ".meet" {
         return "the meeting".into();
     }
+    if first == ".drivetrain" {
+        return "the adoptions".into();
+    }
     let whose = match parse_step_dir(first) {
         Some(OLD_STEP) => " of the old step",
         Some(NEW_STEP) => "",

@@ -33,6 +33,10 @@ fn applies(action: &str, record: &Record) -> bool {
 }
 
 fn place(record: &Record) -> String {
+    if record.op == "DeleteMany" {
+        // What it deletes is in its body.
+        return record.op.into();
+    }
     let path = record.key.strip_prefix("run/").unwrap_or("");
     format!("{} {}", record.op, thing(path.trim_end_matches('/')))
 }

@@ -175,7 +175,8 @@ fn killed<'a>(make: impl Fn() -> Ground<'a>, kind: Kind) -> Vec<Row> {
             rows.push(Row {
                 fault: fault.into(),
                 place: place(op, path),
-                told: if knew { "committed" } else { "nothing" }.into(),
+                // Whether it heard of its commit before pruning killed it is a race.
+                told: "–".into(),
                 restores,
                 left,
             });
