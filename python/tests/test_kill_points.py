@@ -1,8 +1,8 @@
 """Real ranks, real SIGKILL: whenever it comes, the next run restores a step bit for bit.
 
 Each point has a number that draws who is killed and when: odd ones kill from outside at a moment,
-even ones at an operation of the store. A failure prints the number; `DRIVETRAIN_KILL_POINT=N`
-runs that one alone.
+even ones at an operation of the store. Then a launcher ends the other rank, or nobody does. A
+failure prints the number; `DRIVETRAIN_KILL_POINT=N` runs that one alone.
 """
 
 import json
@@ -21,8 +21,12 @@ import pytest
 WORKER = pathlib.Path(__file__).with_name("kill_worker.py")
 LONG = bool(os.environ.get("DRIVETRAIN_LONG"))
 ONE = os.environ.get("DRIVETRAIN_KILL_POINT")
-FOLDER_POINTS = 40 if LONG else 6
+FOLDER_POINTS = 40 if LONG else 5
 S3_POINTS = 20 if LONG else 2
+# Of this many points one lets the survivor find out by itself, at its deadline.
+SURVIVOR_EVERY = 5
+# The last two are rank 0's.
+OPERATIONS = ["put_new", "create", "write", "finish", "delete", "sync_dir", "replace"]
 # Backstop for a process of the test; its own waits are shorter.
 PROCESS_SECONDS_MAX = 120
 
@@ -54,6 +58,14 @@ class Ranks:
         for rank in ranks:
             self.processes[rank].send_signal(signal.SIGKILL)
 
+    def end_survivor(self, seconds):
+        """As a launcher does: when one rank is dead, the others are killed a little later."""
+        while all(process.poll() is None for process in self.processes):
+            time.sleep(0.02)
+        if any(process.returncode for process in self.processes):
+            time.sleep(seconds)
+            self.kill(r for r, process in enumerate(self.processes) if process.poll() is None)
+
     def heard(self):
         """Per rank: the lines that it printed."""
         outputs = [p.communicate(timeout=PROCESS_SECONDS_MAX)[0] for p in self.processes]
@@ -73,23 +85,24 @@ def kill_one(uri, options, shm, seed, seconds):
     victims = rng.choice([(0,), (1,), (0, 1)])
     faults = ["", ""]
     if seed % 2 == 0:
-        at = rng.choice(["put_new", "create", "write", "finish", "delete", "sync_dir", "replace"])
-        how = rng.choice(["kill", "kill-after"])
-        # Up to about what a run does of each.
-        most = 3 if at == "replace" else 20
         for rank in victims:
-            faults[rank] = f"{how}@{at}:{rng.randint(1, most)}"
+            # Operations of that rank, and up to about what a run does of each.
+            at = rng.choice(OPERATIONS[: None if rank == 0 else 5])
+            most = 3 if at == "replace" else 20
+            faults[rank] = f"{rng.choice(['kill', 'kill-after'])}@{at}:{rng.randint(1, most)}"
     ranks = Ranks("run", uri, options, seed, shm, faults)
     try:
         if seed % 2:
             ranks.wait_ready()
             time.sleep(rng.random() * seconds)
             ranks.kill(victims)
+        if seed % SURVIVOR_EVERY:
+            ranks.end_survivor(rng.random())
         heard = ranks.heard()
     finally:
         ranks.close()
     known = [line["committed"] for lines in heard for line in lines if "committed" in line]
-    dead = [rank for rank, process in enumerate(ranks.processes) if process.returncode]
+    dead = [r for r, process in enumerate(ranks.processes) if process.returncode == -signal.SIGKILL]
     return max(known, default=0), dead, (victims, faults, heard)
 
 

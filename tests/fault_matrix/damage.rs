@@ -1,4 +1,5 @@
-//! Files of the newest step are damaged where they lie: each is found out, and the older step taken.
+//! Files of the newest step are damaged where they lie: each is found out, and the older step is
+//! taken.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -83,8 +83,8 @@ async fn remove_if_old(
 }
 
 /// Removes old left-overs of killed saves: attempts that no manifest names in steps up to the
-/// newest, probes and temporary files of the root, and meeting files. A step that others refer to keeps all its attempts: the chunks may be
-/// in one that was replaced.
+/// newest, probes and temporary files of the root, and meeting files. A step that others refer to
+/// keeps all its attempts: the chunks may be in one that was replaced.
 pub async fn sweep(store: &dyn Store, newest: i64, referred: &BTreeSet<i64>) -> Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before_ns = now.saturating_sub(LEFTOVER_AGE_MIN).as_nanos() as i64;

@@ -183,7 +183,7 @@ impl ObjectStoreAdapter {
             let delete = self.shared.parts.store.delete(&key);
             match self.shared.limited("delete", path, delete).await? {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => return Ok(()),
-                // The client sends deletions as a POST, and does not know that they may be repeated.
+                // A POST, of which the client does not know that it may be repeated.
                 Err(e) if timed_out(&e) && tries < DELETE_TRIES_MAX => {}
                 Err(e) => return Err(self.shared.mapped("delete", path, &e)),
             }
