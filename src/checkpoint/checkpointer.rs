@@ -321,6 +321,22 @@ impl Checkpointer {
         read::verify_step(&self.place.store, step)
     }
 
+    /// Marks that a restore of `step` begins; the mark goes to [`Self::restore_ended`]. `None`
+    /// where nothing may be written.
+    pub fn restore_begins(&self, step: i64) -> Option<String> {
+        block_on(read::attempts::begin(self.place.store.as_ref(), step)).ok().flatten()
+    }
+
+    /// Takes a mark away; after a restore that worked also those that earlier crashes left.
+    pub fn restore_ended(&self, mark: &str, restored: Option<i64>) -> Result<()> {
+        block_on(read::attempts::end(self.place.store.as_ref(), mark, restored))?
+    }
+
+    /// Restores that were killed before they ended: (step, how many).
+    pub fn restore_crashes(&self) -> Result<Vec<(i64, u32)>> {
+        block_on(read::attempts::crashes(self.place.store.as_ref()))?
+    }
+
     /// Every rank's `payload`, in rank order. All ranks call it in the same order with the same
     /// `tag`; whoever is missing at the deadline is named on all ranks.
     pub fn agree(&self, tag: &str, payload: &str, tick: Tick<'_>) -> Result<Vec<String>> {
