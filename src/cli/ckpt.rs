@@ -7,6 +7,7 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use super::args::StorageArgs;
+use super::ckpt_convert;
 use super::output::Output;
 use super::{EXIT_OK, EXIT_PROBLEMS};
 use crate::checkpoint::{OpenStep, Problem, manifest_folders, open_folder, problem_of};
@@ -28,6 +29,8 @@ enum Verb {
     Inspect(Inspect),
     /// Read every byte and compare checksums
     Verify(Verify),
+    /// Convert from and to safetensors, torch.save files and torch.distributed.checkpoint
+    Convert(ckpt_convert::Args),
 }
 
 /// Where checkpoints are.
@@ -66,6 +69,7 @@ pub fn run(args: Args, out: &Output) -> Result<u8> {
         Verb::Ls(place) => ls(&place, out),
         Verb::Inspect(args) => inspect(&args, out),
         Verb::Verify(args) => verify(&args, out),
+        Verb::Convert(args) => ckpt_convert::run(&args, out),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 pub mod args;
 pub mod check;
 pub mod ckpt;
+pub mod ckpt_convert;
 pub mod doctor;
 pub mod index;
 pub mod info;
