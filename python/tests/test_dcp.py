@@ -438,6 +438,31 @@ def test_get_and_set_state_dict(tmp_path):
     assert other_optimizer.param_groups[0]["lr"] == 0.01
 
 
+def test_stateful_objects_and_keys_by_name(tmp_path):
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+    class Counter:
+        def __init__(self, value):
+            self.value, self.calls = value, 0
+
+        def state_dict(self):
+            return {"value": self.value, "t": torch.full((2,), float(self.value))}
+
+        def load_state_dict(self, state):
+            self.value, self.calls = state["value"], self.calls + 1
+
+    save({"a": Counter(3), "b": {"x": {"y": torch.ones(2), "n": 1}}}, tmp_path / "c")
+    target = {"a": Counter(0), "b": {"x": {"y": torch.zeros(2), "n": 0}}}
+    counter = target["a"]
+    load(target, tmp_path / "c")
+    assert target["a"] is counter and (counter.value, counter.calls) == (3, 1)
+    assert same(target["b"], {"x": {"y": torch.ones(2), "n": 1}})
+    found = _load_state_dict_from_keys("b.x", storage_reader=StorageReader(tmp_path / "c"))
+    assert same(found, {"b": {"x": {"y": torch.ones(2), "n": 1}}})
+    save({}, tmp_path / "empty")
+    assert load({}, tmp_path / "empty") == {}
+
+
 def test_objects_on_stores_and_uncoordinated_saves(tmp_path):
     state = {"w": torch.arange(4.0), "n": 1}
     save(state, "memory://dcp-test/run/5")
