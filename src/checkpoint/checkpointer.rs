@@ -129,11 +129,12 @@ impl Checkpointer {
         let root_hash = xxh3_64(store.uri().as_bytes());
         let prefix = format!("drivetrain-{root_hash:016x}");
         let slots = SlotPlace::new(options.shm_dir, root_hash, options.run_id.as_deref(), rank);
+        let slots = Slots::new(slots, store.capabilities().local_root.is_some());
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
             place: Arc::new(Place { store, room, keep }),
-            slots: Arc::new(Slots::new(slots)),
+            slots: Arc::new(slots),
             writer: Mutex::new(None),
             stopping: Arc::default(),
             saves: AtomicU64::new(0),

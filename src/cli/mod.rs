@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 pub mod args;
 pub mod check;
 pub mod ckpt;
-pub mod ckpt_convert;
 pub mod doctor;
 pub mod index;
 pub mod info;
@@ -55,7 +54,7 @@ enum Verb {
     Check(check::Args),
     /// Write one sample as a page with pictures, points and boxes
     View(view::Args),
-    /// List, inspect and verify checkpoints
+    /// List, inspect, verify, compare, prune and adopt checkpoints
     Ckpt(ckpt::Args),
     /// Say what this machine offers and what to change
     Doctor(doctor::Args),

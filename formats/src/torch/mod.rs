@@ -10,6 +10,7 @@ mod tensor;
 mod typed;
 mod write;
 pub mod zip;
+mod zip_write;
 
 pub use dcp::{DcpChunk, DcpItem, DcpMetadata, METADATA_BYTES_MAX, Place, dcp_metadata};
 pub use dtype::{Stored, storage_dtype, stored, torch_of};
@@ -19,6 +20,7 @@ pub use numpy::ArrayRef;
 pub use tensor::{StorageRef, TensorRef, storage_element, tensor_of};
 pub use typed::{Key, Leaves, NoTensors, key_json, path_json, text_json, typed_json};
 pub use write::{PickleWriter, TensorPickles, ZipWriter, decode_key, is_tag, tensor_pickle};
+pub use zip_write::ZipWriter;
 
 #[cfg(test)]
 mod tests;

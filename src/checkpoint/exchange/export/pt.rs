@@ -1,5 +1,5 @@
-//! A file of `torch.save`: the state as a pickle of plain values and tensors, each tensor's elements
-//! in a record of their own. `torch.load(weights_only=True)` reads it.
+//! A file of `torch.save`: the state as a pickle of plain values and tensors, each tensor's
+//! elements in a record of their own. `torch.load(weights_only=True)` reads it.
 
 use std::collections::BTreeMap;
 

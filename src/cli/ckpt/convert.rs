@@ -4,13 +4,13 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::EXIT_OK;
-use super::args::{StorageArgs, parse_bytes};
-use super::output::{Bar, Output};
 use crate::checkpoint::exchange::{
     Converted, ExportOptions, ImportOptions, Progress, SourceKind, TargetKind, detect, export,
     import,
 };
+use crate::cli::EXIT_OK;
+use crate::cli::args::{StorageArgs, parse_bytes};
+use crate::cli::output::{Bar, Output};
 use crate::error::{Error, Result};
 use crate::storage::StorageOptions;
 
