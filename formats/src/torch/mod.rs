@@ -19,7 +19,7 @@ pub use names::NAMES;
 pub use numpy::ArrayRef;
 pub use tensor::{StorageRef, TensorRef, storage_element, tensor_of};
 pub use typed::{Key, Leaves, NoTensors, key_json, path_json, text_json, typed_json};
-pub use write::{PickleWriter, TensorPickles, ZipWriter, decode_key, is_tag, tensor_pickle};
+pub use write::{PickleWriter, TensorPickles, decode_key, is_tag, tensor_pickle};
 pub use zip_write::ZipWriter;
 
 #[cfg(test)]
