@@ -6,6 +6,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
 import zipfile
 
 import drivetrain as dt
@@ -244,6 +245,43 @@ def test_a_checkpointers_state_goes_out(tmp_path):
         planner=DefaultLoadPlanner(allow_partial_load=True),
     )
     assert torch.equal(target["model"]["weight"], model.weight)
+
+
+def test_parts_of_every_form_become_whole_tensors(tmp_path):
+    """Ranges of the flattened tensor, columns, and odd rectangles, from two ranks."""
+    whole = np.arange(7 * 6 * 5, dtype=np.float32).reshape(7, 6, 5)
+    flat = whole.reshape(-1)
+
+    def parts(rank):
+        first, last = ((0, 53), (53, 210))[rank]
+        columns = whole[:, 2 * rank : 2 + 4 * rank]
+        deep = whole[..., 3 * rank : 3 + 2 * rank]
+        return {
+            "flat": dt.Sharded.flat(flat[first:last].copy(), whole.shape, first),
+            "columns": dt.Sharded(columns.copy(), whole.shape, (0, 2 * rank, 0)),
+            "deep": dt.Sharded(deep.copy(), whole.shape, (0, 0, 3 * rank)),
+        }
+
+    def save(rank):
+        with dt.Checkpointer(tmp_path / "run", rank=rank, world_size=2, timeout="60s") as ckpt:
+            ckpt.save(1, parts(rank), rng=False, blocking=True)
+
+    ranks = [threading.Thread(target=save, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    out = tmp_path / "m.safetensors"
+    assert convert(tmp_path / "run", out, "--to", "safetensors") == 0
+    found = safetensors.load_file(out)
+    for name in ("flat", "columns", "deep"):
+        assert np.array_equal(found[name].numpy(), whole), name
+    (file,) = (tmp_path / "run").glob("step-*/a-*/rank-00001.safetensors")
+    raw = bytearray(file.read_bytes())
+    raw[-3] ^= 1
+    file.write_bytes(raw)
+    assert convert(tmp_path / "run", tmp_path / "bad.safetensors", "--to", "safetensors") == 1
+    assert not (tmp_path / "bad.safetensors").exists()
 
 
 class Hostile:

@@ -124,7 +124,11 @@ def test_a_flipped_bit_is_found(tmp_path):
 
 
 def test_a_checkpointers_folder_loads_through_dcp(tmp_path):
+    import numpy as np
+
+    odd = np.zeros(2, dtype=[("x", "<f4"), ("y", "<i2")])
     state = {"model": torch.nn.Linear(3, 2), "extra": {"lr": 0.5, "ids": [1, 2], "t": (1,)}}
+    state["arrays"] = {"plain": np.arange(3), "odd": odd}
     with dt.Checkpointer(tmp_path) as ckpt:
         ckpt.save(4, state, blocking=True)
     target = {"model": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "extra": {"lr": 0.0}}
@@ -134,6 +138,7 @@ def test_a_checkpointers_folder_loads_through_dcp(tmp_path):
     assert target["extra"]["lr"] == 0.5
     everything = load_all(tmp_path / "step-00000004")
     assert everything["extra"] == {"lr": 0.5, "ids": [1, 2], "t": (1,)}
+    assert everything["arrays"]["plain"].tolist() == [0, 1, 2]
 
 
 PLAIN = [
@@ -343,6 +348,26 @@ def test_cached_plans_do_not_write_over_older_saves(tmp_path):
         getattr(DefaultSavePlanner, cache).clear()
     for cache in ("_cached_metadata", "_cached_final_save_plan"):
         getattr(DefaultSavePlanner, cache).clear()
+
+
+def test_leftovers_of_killed_saves_are_removed(tmp_path):
+    import os
+    import time
+
+    def attempt(name, file, age_s):
+        (tmp_path / "c" / name).mkdir(parents=True)
+        path = tmp_path / "c" / name / file
+        path.write_bytes(b"left over")
+        os.utime(path, (time.time() - age_s,) * 2)
+        return path
+
+    old = attempt("a-0123456789abcdef", "rank-00000.safetensors", 7200)
+    young = attempt("a-fedcba9876543210", "rank-00000.safetensors", 60)
+    foreign = attempt("a-00000000000000aa", "notes.txt", 7200)
+    other = attempt("notes", "rank-00000.safetensors", 7200)
+    save({"a": torch.ones(2)}, tmp_path / "c")
+    assert not old.parent.exists()
+    assert young.exists() and foreign.exists() and other.exists()
 
 
 def test_async_save_in_a_thread_keeps_the_state_of_the_call(tmp_path):

@@ -125,7 +125,7 @@ impl Named {
 
     /// Its chunks.
     pub fn find<'a>(&self, source: &'a Source) -> Result<Found<'a>> {
-        let found = source.step.tensors().find(|(path, _)| *path == self.path);
+        let found = source.step.tensor(&self.path);
         let Some((path, chunks)) = found.filter(|(_, chunks)| !chunks.is_empty()) else {
             let file = format!("{}, tensor {}", source.folder, self.path);
             return Err(Error::corrupt(
