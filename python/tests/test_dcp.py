@@ -344,6 +344,7 @@ def test_cached_plans_do_not_write_over_older_saves(tmp_path):
         assert same(found, {"w": torch.full((3,), float(step)), "n": step})
         names = {p.name for p in (tmp_path / f"{step}").iterdir()}
         assert len(names) == 2, names
+    assert len({p.name for p in tmp_path.glob("*/a-*")}) == 4
     for cache in ("_cached_save_plan", "_cached_all_plans", "_cached_global_plan"):
         getattr(DefaultSavePlanner, cache).clear()
     for cache in ("_cached_metadata", "_cached_final_save_plan"):

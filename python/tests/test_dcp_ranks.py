@@ -109,8 +109,11 @@ def test_a_failure_on_one_rank_is_everyones_and_commits_nothing(two):
 def test_cached_plans_save_what_is_there_now(two):
     for answer in two[1]["caching"]:
         assert answer["right"] == [True] * 4
+    attempts = set()
     for step in range(4):
         assert {p.suffix for p in (two[0] / f"cache-{step}").iterdir()} == {"", ".json"}
+        attempts |= {p.name for p in (two[0] / f"cache-{step}").glob("a-*")}
+    assert len(attempts) == 4, "each save has a folder of its own name"
 
 
 def test_groups_save_by_themselves(two):
