@@ -129,11 +129,12 @@ impl Checkpointer {
         let root_hash = xxh3_64(store.uri().as_bytes());
         let prefix = format!("drivetrain-{root_hash:016x}");
         let slots = SlotPlace::new(options.shm_dir, root_hash, options.run_id.as_deref(), rank);
+        let slots = Slots::new(slots, store.capabilities().local_root.is_some());
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
             place: Arc::new(Place { store, room, keep }),
-            slots: Arc::new(Slots::new(slots)),
+            slots: Arc::new(slots),
             writer: Mutex::new(None),
             stopping: Arc::default(),
             saves: AtomicU64::new(0),
@@ -318,6 +319,22 @@ impl Checkpointer {
     /// Reads every byte of a step and reports what is wrong.
     pub fn verify(&self, step: i64) -> Result<Vec<Problem>> {
         read::verify_step(&self.place.store, step)
+    }
+
+    /// Marks that a restore of `step` begins; the mark goes to [`Self::restore_ended`]. `None`
+    /// where nothing may be written.
+    pub fn restore_begins(&self, step: i64) -> Option<String> {
+        block_on(read::attempts::begin(self.place.store.as_ref(), step)).ok().flatten()
+    }
+
+    /// Takes a mark away; after a restore that worked also those that earlier crashes left.
+    pub fn restore_ended(&self, mark: &str, restored: Option<i64>) -> Result<()> {
+        block_on(read::attempts::end(self.place.store.as_ref(), mark, restored))?
+    }
+
+    /// Restores that were killed before they ended: (step, how many).
+    pub fn restore_crashes(&self) -> Result<Vec<(i64, u32)>> {
+        block_on(read::attempts::crashes(self.place.store.as_ref()))?
     }
 
     /// Every rank's `payload`, in rank order. All ranks call it in the same order with the same

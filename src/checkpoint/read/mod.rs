@@ -1,5 +1,6 @@
 //! From a committed step back to tensors: what may be restored, opening, filling, verifying.
 
+pub mod attempts;
 mod diff;
 mod fill;
 mod verify;
@@ -17,7 +18,7 @@ use crate::runtime::block_on;
 use crate::storage::Store;
 
 pub use diff::{Change, Values, differences};
-pub use fill::Target;
+pub use fill::{Sharing, Target};
 pub use verify::Problem;
 
 const OLDER: &str = "use an older step";
@@ -176,7 +177,13 @@ impl OpenStep {
     /// target come from exactly one chunk, or nothing is filled and the error names the tensor and
     /// ranges. After a checksum error targets may be partly overwritten.
     pub fn read_into(&self, targets: Vec<Target<'_>>) -> Result<()> {
-        fill::fill(self, targets)
+        fill::fill(self, targets, Sharing::Alone)
+    }
+
+    /// The same where other processes of this machine read the same chunks meanwhile: what they
+    /// share is read from the disk once.
+    pub fn read_into_shared(&self, targets: Vec<Target<'_>>, sharing: Sharing) -> Result<()> {
+        fill::fill(self, targets, sharing)
     }
 
     /// Reads every byte and reports what is wrong; empty if nothing is.

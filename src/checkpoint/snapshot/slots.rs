@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::memory::{Slot, shm_dir, shm_slots, slot_prefix, slots_prefix};
+use crate::storage::local::ring_hook;
 
 /// Slots of one checkpointer: staging may run one save ahead of writing.
 const SLOTS_MAX: usize = 2;
@@ -114,15 +115,17 @@ struct State {
 #[derive(Debug)]
 pub struct Slots {
     place: SlotPlace,
+    /// Slots are written to local files: their memory is registered with the rings.
+    local: bool,
     state: Mutex<State>,
     freed: Condvar,
 }
 
 impl Slots {
     /// No slots yet; removes those that killed runs left.
-    pub fn new(place: SlotPlace) -> Self {
+    pub fn new(place: SlotPlace, local: bool) -> Self {
         place.remove_stale();
-        Self { place, state: Mutex::default(), freed: Condvar::new() }
+        Self { place, local, state: Mutex::default(), freed: Condvar::new() }
     }
 
     /// Why staging uses private memory, which does not outlive the process; `None` if it does not.
@@ -170,7 +173,13 @@ impl Slots {
     }
 
     fn make(&self, bytes: usize) -> Result<Slot> {
-        let (slot, reason) = self.place.make(bytes)?;
+        let (mut slot, reason) = self.place.make(bytes)?;
+        if self.local
+            && let Some(hook) = ring_hook()
+        {
+            // Memory that cannot be registered is written all the same; `stats()` says why.
+            let _ = slot.pin(hook);
+        }
         if let Some(reason) = reason {
             tracing::warn!(%reason, "staging in private memory, which does not outlive a kill");
             self.state.lock().private_reason = Some(reason);
@@ -255,7 +264,7 @@ mod tests {
     #[test]
     fn two_slots_and_no_more_are_made_and_used_again() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         let mut a = slots.acquire(100, soon()).unwrap();
         let b = slots.acquire(100, soon()).unwrap();
         assert!(slots.acquire(100, soon()).unwrap_err().to_string().contains("staging slot"));
@@ -276,18 +285,18 @@ mod tests {
     #[test]
     fn stale_slots_go_and_a_full_folder_means_private_memory() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         std::mem::forget(slots.acquire(100, soon()).unwrap());
         assert_eq!(files(&folder).len(), 1);
         let left = Slot::create(folder.path(), &format!("{}dead-0-0", slot_prefix(7)), 9).unwrap();
         drop(left);
         let other = Slot::create(folder.path(), &format!("{}dead-0-0", slot_prefix(8)), 9).unwrap();
         drop(other);
-        let again = Slots::new(place(&folder));
+        let again = Slots::new(place(&folder), true);
         assert_eq!(files(&folder).len(), 2, "the live one and the other root's: {folder:?}");
         assert_eq!(again.private_reason(), None);
         let nowhere = SlotPlace::new(Some(folder.path().join("none")), 7, None, 0);
-        let slots = Slots::new(nowhere);
+        let slots = Slots::new(nowhere, true);
         assert!(!slots.acquire(100, soon()).unwrap().is_shared());
         assert!(slots.private_reason().is_some());
     }
@@ -295,7 +304,7 @@ mod tests {
     #[test]
     fn a_slot_still_being_written_is_not_handed_out() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         let staged = Staged::new(slots.acquire(100, soon()).unwrap());
         let reader = staged.bytes();
         let waiter = thread::scope(|s| {
@@ -312,7 +321,7 @@ mod tests {
     #[test]
     fn prepared_slots_are_found() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         slots.prepare(10_000, 2);
         assert_eq!(slots.state.lock().free.len(), 2);
         slots.prepare(10_000, 2);
