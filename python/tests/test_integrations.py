@@ -122,6 +122,14 @@ def test_hugging_face_saves_and_continues(tmp_path):
     pytest.importorskip("accelerate")
     from drivetrain.integrations.huggingface import CheckpointCallback
 
+    begun = []
+
+    class Begin(transformers.TrainerCallback):
+        """Looks at the model after our hook."""
+
+        def on_train_begin(self, args, state, control, model=None, **live):
+            begun.append((state.global_step, {k: v.clone() for k, v in model.state_dict().items()}))
+
     def train(steps, seed, root):
         torch.manual_seed(seed)
         args = transformers.TrainingArguments(
@@ -139,20 +147,26 @@ def test_hugging_face_saves_and_continues(tmp_path):
         )
         hook = CheckpointCallback(root, keep=dt.Keep(last=9))
         trainer = transformers.Trainer(
-            Regression(), args, train_dataset=Batches(), eval_dataset=Batches(), callbacks=[hook]
+            Regression(),
+            args,
+            train_dataset=Batches(),
+            eval_dataset=Batches(),
+            callbacks=[hook, Begin()],
         )
         trainer.train()
         return trainer, hook
 
-    _, hook = train(6, 1, tmp_path / "ckpt")
+    first, hook = train(6, 1, tmp_path / "ckpt")
     assert hook.restored_step is None
     with dt.Checkpointer(tmp_path / "ckpt") as ckpt:
         assert ckpt.steps() == [2, 4, 6] and ckpt.verify(6).ok
     manifest = json.loads((tmp_path / "ckpt" / "step-00000006" / "manifest.json").read_text())
     assert manifest["metrics"]["eval_loss"] > 0
-    # Other initial weights: what it ends with can only come from the checkpoint.
-    again, hook = train(6, 2, tmp_path / "ckpt")
-    assert hook.restored_step == 6 and again.state.global_step >= 6
+    # Other initial weights: what it begins with can only come from the checkpoint.
+    again, hook = train(9, 2, tmp_path / "ckpt")
+    assert hook.restored_step == 6 and again.state.global_step == 9
+    assert begun[0][0] == 0 and begun[1][0] == 6
+    assert same(begun[1][1], first.model.state_dict())
 
 
 def test_accelerate_state_goes_there_and_back(tmp_path):

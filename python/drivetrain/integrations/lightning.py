@@ -4,6 +4,7 @@ Lightning decides what is in a checkpoint and where it lies; each of its paths b
 root with one step: sealed, written around the page cache, and there whole or not at all.
 """
 
+import collections
 import os
 import pathlib
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 from drivetrain._checkpoint.checkpointer import Checkpointer
 from drivetrain._checkpoint.handle import SaveHandle
 from drivetrain._checkpoint.values import Keep
-from drivetrain._native import InvalidArgument, NotFound
+from drivetrain._native import NotFound
 
 try:
     from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO as _Base
@@ -39,7 +40,8 @@ class CheckpointIO(_Base):
         self, *, blocking: bool = False, allow_pickle: bool = False, **checkpointer: Any
     ) -> None:
         self._blocking = blocking
-        self._options = {"keep": None, "allow_pickle": allow_pickle, **checkpointer}
+        # A path that is saved again ("last.ckpt") keeps what it had until the new one is there.
+        self._options = {"keep": Keep(last=1), "allow_pickle": allow_pickle, **checkpointer}
         self._running: tuple[Checkpointer, SaveHandle] | None = None
 
     def save_checkpoint(
@@ -49,7 +51,6 @@ class CheckpointIO(_Base):
         self._settle()
         ckpt = self._open(path)
         step = int(checkpoint.get("global_step", 0))
-        # A path that is saved again ("last.ckpt") keeps what it had until the new one is there.
         handle = ckpt.save(
             step,
             {"checkpoint": plain(checkpoint)},
@@ -82,6 +83,9 @@ class CheckpointIO(_Base):
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint that Lightning has no use for any more, if nothing else is in it."""
         self._settle()
+        if "://" in os.fspath(path):
+            warnings.warn(f"{path} stays: only local checkpoints are removed", stacklevel=2)
+            return
         folder = pathlib.Path(path)
         if not folder.is_dir():
             return
@@ -96,10 +100,7 @@ class CheckpointIO(_Base):
         self._settle()
 
     def _open(self, path: str | os.PathLike[str]) -> Checkpointer:
-        options = {"keep": Keep(last=1), **self._options}
-        if options["keep"] is None:
-            options["keep"] = Keep(last=1)
-        return Checkpointer(path, rank=0, world_size=1, **options)
+        return Checkpointer(path, rank=0, world_size=1, **self._options)
 
     def _settle(self) -> None:
         if self._running is None:
@@ -112,24 +113,16 @@ class CheckpointIO(_Base):
 
 
 def plain(value: Any) -> Any:
-    """Mappings and sequences of Lightning's own classes as the built-in ones."""
-    if isinstance(value, dict) and type(value) not in (dict,):
-        kept = type(value).__module__ == "collections"
-        items = {key: plain(item) for key, item in value.items()}
-        if kept:
-            return type(value)(items) if type(value).__name__ == "OrderedDict" else value
-        return items
-    if type(value) is dict:
+    """Dicts, paths and strings of Lightning's own classes as the built-in ones."""
+    if isinstance(value, collections.OrderedDict):
+        return collections.OrderedDict((key, plain(item)) for key, item in value.items())
+    if isinstance(value, dict) and type(value).__module__ != "collections":
         return {key: plain(item) for key, item in value.items()}
-    if type(value) is list:
-        return [plain(item) for item in value]
-    if type(value) is tuple:
-        return tuple(plain(item) for item in value)
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, str) and type(value) is not str:
-        return str(value)
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 def moved(value: Any, map_location: Any) -> Any:
@@ -150,6 +143,3 @@ def moved(value: Any, map_location: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(moved(item, map_location) for item in value)
     return value
-
-
-__all__ = ["CheckpointIO", "InvalidArgument"]
