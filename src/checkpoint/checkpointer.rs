@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::commit::{self, Job, Place};
 use super::handle::SaveHandle;
-use super::layout::{RollLimits, plan_files, step_dir};
+use super::layout::{PROBE_PREFIX, RollLimits, plan_files, step_dir};
 use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
 use super::plan::{TensorIn, plan};
 use super::read::{self, OpenStep, Problem};
@@ -464,10 +464,11 @@ fn panicked(step: i64) -> Error {
 
 /// Shows that the root can be written, and that create-if-absent means it.
 async fn probe(store: &dyn Store, single_writer: bool) -> Result<()> {
-    let path = format!(".drivetrain-probe-{:016x}", draw());
-    let body = Bytes::from_static(b"probe");
-    store.put_new(&path, body.clone()).await.map_err(|e| unwritable(store, e))?;
-    let second = store.put_new(&path, body).await;
+    let path = format!("{PROBE_PREFIX}{:016x}", draw());
+    let first = Bytes::from_static(b"probe");
+    store.put_new(&path, first).await.map_err(|e| unwritable(store, e))?;
+    // Other bytes: a store that reads back after a lost answer must not take the first for them.
+    let second = store.put_new(&path, Bytes::from_static(b"second probe")).await;
     store.delete(&path).await?;
     match second {
         Err(Error::AlreadyExists { .. }) => Ok(()),
