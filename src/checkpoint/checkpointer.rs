@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::commit::{self, Job, Place};
 use super::handle::SaveHandle;
-use super::layout::{RollLimits, plan_files, step_dir};
+use super::layout::{PROBE_PREFIX, RollLimits, plan_files, step_dir};
 use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
 use super::plan::{TensorIn, plan};
 use super::read::{self, OpenStep, Problem};
@@ -345,6 +345,26 @@ impl Checkpointer {
         super::agree::agree(&self.place.room, op, tag, payload, tick)
     }
 
+    /// Leaves a note for the other ranks, replacing an older one of that name. The ranks must have
+    /// met before: in a save, or by [`Checkpointer::agree`].
+    pub fn put_note(&self, name: &str, text: &str) -> Result<()> {
+        self.check_process()?;
+        self.place.room.put(NOTES, name, text.as_bytes())
+    }
+
+    /// A note, if some rank has left it; does not wait for one.
+    pub fn note(&self, name: &str) -> Result<Option<String>> {
+        self.check_process()?;
+        let found = self.place.room.wait(NOTES, name, Instant::now(), &mut no_tick)?;
+        Ok(found.map(|text| String::from_utf8_lossy(&text).into_owned()))
+    }
+
+    /// Deletes a note.
+    pub fn remove_note(&self, name: &str) -> Result<()> {
+        self.check_process()?;
+        self.place.room.remove(NOTES, name)
+    }
+
     /// Waits at most the timeout for running saves, then stops the writer.
     pub fn close(&self) -> Result<()> {
         if std::process::id() != self.pid {
@@ -371,6 +391,8 @@ impl Checkpointer {
     }
 }
 
+/// Meeting of the notes that ranks leave each other.
+const NOTES: &str = "notes";
 /// Longest wait for retention before steps are listed.
 const PRUNE_WAIT: Duration = Duration::from_mins(1);
 /// Pause between looks while closing.
@@ -442,10 +464,11 @@ fn panicked(step: i64) -> Error {
 
 /// Shows that the root can be written, and that create-if-absent means it.
 async fn probe(store: &dyn Store, single_writer: bool) -> Result<()> {
-    let path = format!(".drivetrain-probe-{:016x}", draw());
-    let body = Bytes::from_static(b"probe");
-    store.put_new(&path, body.clone()).await.map_err(|e| unwritable(store, e))?;
-    let second = store.put_new(&path, body).await;
+    let path = format!("{PROBE_PREFIX}{:016x}", draw());
+    let first = Bytes::from_static(b"probe");
+    store.put_new(&path, first).await.map_err(|e| unwritable(store, e))?;
+    // Other bytes: a store that reads back after a lost answer must not take the first for them.
+    let second = store.put_new(&path, Bytes::from_static(b"second probe")).await;
     store.delete(&path).await?;
     match second {
         Err(Error::AlreadyExists { .. }) => Ok(()),

@@ -1,5 +1,5 @@
 //! What planning and committing cost at sizes nobody has at hand: the production planner, messages,
-//! judge, table and manifest on a synthetic model over thousands of ranks. No tensor is ever touched.
+//! judge, table and manifest on a synthetic model over thousands of ranks. No tensor is touched.
 
 use std::time::Instant;
 

@@ -75,10 +75,15 @@ pub async fn check_sizes(store: &dyn Store, folder: &str, manifest: &Manifest) -
     let sizes: BTreeMap<_, _> = listed.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
     for file in &manifest.files {
         let path = join(folder, &file.path);
-        let found = match sizes.get(path.as_str()) {
-            Some(&size) if size == file.size_bytes => continue,
-            Some(&size) => (size, format!("{size} bytes")),
-            None => (0, "no such file".into()),
+        if sizes.get(path.as_str()) == Some(&file.size_bytes) {
+            continue;
+        }
+        // Not every object store lists what it holds at once: the file itself has the last word.
+        let found = match store.head(&path).await {
+            Ok(meta) if meta.size_bytes == file.size_bytes => continue,
+            Ok(meta) => (meta.size_bytes, bytes(meta.size_bytes)),
+            Err(Error::NotFound { .. }) => (0, "no such file".into()),
+            Err(e) => return Err(e),
         };
         return Err(Error::corrupt(path, found.0, bytes(file.size_bytes), found.1, OLDER));
     }
@@ -174,6 +179,12 @@ impl OpenStep {
     /// All tensors, by path.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[Chunk])> {
         self.tensors.iter().map(|(path, chunks)| (path.as_str(), chunks.as_slice()))
+    }
+
+    /// The chunks of one tensor.
+    pub fn tensor(&self, path: &str) -> Option<(&str, &[Chunk])> {
+        let found = self.tensors.get_key_value(path);
+        found.map(|(path, chunks)| (path.as_str(), chunks.as_slice()))
     }
 
     /// JSON of a rank's own state; `None` for a rank that did not exist.
