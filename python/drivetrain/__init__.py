@@ -27,6 +27,7 @@ from drivetrain._native import (
     PeerFailed,
     SourceChanged,
     StorageError,
+    SaveSkipped,
     Unsupported,
     __version__,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Sharded",
     "SourceChanged",
     "StorageError",
+    "SaveSkipped",
     "Unsupported",
     "__version__",
     "index",

@@ -14,19 +14,22 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::commit::{self, Job, Place};
 use super::handle::SaveHandle;
-use super::layout::{RollLimits, plan_files, step_dir};
+use super::layout::step_dir;
 use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
-use super::plan::{TensorIn, plan};
+use super::plan::TensorIn;
 use super::read::{self, OpenStep, Problem};
 use super::retain::{self, Keep};
-use super::snapshot::{SlotPlace, Slots, Staged, image_starts, stage};
+use super::snapshot::{
+    Claims, DATA_START, Identity, Left, Planned, Record, SlotPlace, Slots, Staged, seal, stage,
+};
 use crate::error::{Error, Result};
 use crate::memory::Slot;
 use crate::runtime::block_on;
 use crate::storage::{IoCounters, Store};
 
-/// Saves that may wait for the writer; more would need more slots.
-const QUEUE_MAX: usize = 2;
+/// Saves that may wait for the writer. Slots allow two; the rest are refusals and skipped saves,
+/// which hold no memory.
+const QUEUE_MAX: usize = 64;
 
 /// Settings of a [`Checkpointer`].
 #[derive(Debug, Clone)]
@@ -37,7 +40,9 @@ pub struct Options {
     pub keep_every: Option<i64>,
     /// Longest wait for another rank or a free staging slot.
     pub timeout: Duration,
-    /// Names this run's staging slots; default is the process id.
+    /// Names this run's staging slots: a process adopts what a killed one of the same run and root
+    /// left. Needed for object stores, and for jobs that share a root and must not adopt from each
+    /// other.
     pub run_id: Option<String>,
     /// Folder of staging slots; default is `$DRIVETRAIN_SHM_DIR`, then `/dev/shm`.
     pub shm_dir: Option<PathBuf>,
@@ -65,9 +70,18 @@ pub struct SaveOptions {
     pub overwrite: bool,
     /// The caller waits for the commit, so a second staging slot would never be used.
     pub blocking: bool,
+    /// When both staging slots are being written: leave this save out on all ranks after waiting
+    /// so long; `None` waits as long as the timeout and then fails.
+    pub skip_after: Option<Duration>,
 }
 
 type Work = (Job, SaveHandle);
+
+/// The two JSON texts of a save.
+struct Texts<'a> {
+    state_json: &'a str,
+    per_rank_json: &'a str,
+}
 
 struct Writer {
     queue: Sender<Work>,
@@ -78,6 +92,9 @@ struct Writer {
 pub struct Checkpointer {
     place: Arc<Place>,
     slots: Arc<Slots>,
+    /// What killed processes left.
+    claims: Claims,
+    planned: Mutex<Option<Arc<Planned>>>,
     writer: Mutex<Option<Writer>>,
     stopping: Arc<AtomicBool>,
     saves: AtomicU64,
@@ -102,12 +119,15 @@ impl Checkpointer {
         block_on(probe(store.as_ref(), options.single_writer))??;
         let root_hash = xxh3_64(store.uri().as_bytes());
         let prefix = format!("drivetrain-{root_hash:016x}");
-        let slots = SlotPlace::new(options.shm_dir, root_hash, options.run_id.as_deref(), rank);
+        let run_id = options.run_id.as_deref();
+        let slots = SlotPlace::new(options.shm_dir, store.uri(), run_id, rank, world_size);
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
             place: Arc::new(Place { store, room, keep }),
             slots: Arc::new(Slots::new(slots)),
+            claims: Claims::default(),
+            planned: Mutex::default(),
             writer: Mutex::new(None),
             stopping: Arc::default(),
             saves: AtomicU64::new(0),
@@ -145,18 +165,17 @@ impl Checkpointer {
         check: Tick<'_>,
     ) -> Result<SaveHandle> {
         self.check_process()?;
-        let (mut job, took) = match self.staged_job(step, tensors, check) {
+        let op = self.next_op();
+        let state = Texts { state_json, per_rank_json };
+        let (job, took) = match self.staged_job(step, op, tensors, &state, options, check) {
             Ok(made) => made,
+            Err(Error::Skipped { .. }) => return self.skip(step, op),
             Err(error) => {
                 // The caller hears of the first error, which says more than a failed meeting.
-                let _ = self.refuse(step, &error.to_string());
+                let _ = self.refuse_op(step, op, &error.to_string());
                 return Err(error);
             }
         };
-        job.state_json = state_json.into();
-        job.per_rank_json = per_rank_json.into();
-        job.overwrite = options.overwrite;
-        job.blocking = options.blocking;
         self.enqueue(job, took)
     }
 
@@ -165,46 +184,180 @@ impl Checkpointer {
     pub fn refuse(&self, step: i64, why: &str) -> Result<()> {
         self.check_process()?;
         step_dir(step)?;
+        self.refuse_op(step, self.next_op(), why)
+    }
+
+    /// Number of this call of `save`; the ranks make the same calls in the same order.
+    fn next_op(&self) -> u64 {
+        self.saves.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn refuse_op(&self, step: i64, op: u64, why: &str) -> Result<()> {
         if self.place.room.world_size == 1 {
             return Ok(());
         }
-        let job = Job { step, refusal: Some(why.into()), ..Job::default() };
+        step_dir(step)?;
+        let job = Job { step, op, refusal: Some(why.into()), ..Job::default() };
         self.enqueue(job, Duration::ZERO).map(drop)
     }
 
-    /// A job with its bytes in a slot, and how long that took.
+    /// Leaves a save out on all ranks.
+    fn skip(&self, step: i64, op: u64) -> Result<SaveHandle> {
+        let rank = self.place.room.rank;
+        if self.place.room.world_size == 1 {
+            let handle = SaveHandle::new(step, Duration::ZERO);
+            handle.finish(Err(Error::Skipped { rank, step }));
+            return Ok(handle);
+        }
+        let refusal = Some("busy".into());
+        let job = Job { step, op, refusal, skipped: true, ..Job::default() };
+        self.enqueue(job, Duration::ZERO)
+    }
+
+    /// The plan for these tensors: the last one if they are of the same names and shapes.
+    fn planned(&self, tensors: &[TensorIn<'_>]) -> Result<Arc<Planned>> {
+        let last = self.planned.lock().clone();
+        if let Some(planned) = last.filter(|planned| planned.fits(tensors)) {
+            return Ok(planned);
+        }
+        let room = &self.place.room;
+        let planned = Arc::new(Planned::new(room.rank, room.world_size, tensors)?);
+        *self.planned.lock() = Some(Arc::clone(&planned));
+        Ok(planned)
+    }
+
+    /// A job with its bytes in a sealed slot, and how long that took.
     fn staged_job(
         &self,
         step: i64,
+        op: u64,
         tensors: &[TensorIn<'_>],
+        texts: &Texts<'_>,
+        options: SaveOptions,
         check: Tick<'_>,
     ) -> Result<(Job, Duration)> {
         let started = Instant::now();
         step_dir(step)?;
-        let room = &self.place.room;
-        let plan = plan(room.rank, room.world_size, tensors)?;
-        let images = plan_files(room.rank, &plan.pieces, RollLimits::default())?;
-        let (_, bytes) = image_starts(&images);
-        let mut slot: Slot = self.slots.acquire(bytes, room.deadline())?;
-        if let Err(e) = stage(&mut slot, &images, &plan.pieces, tensors).and_then(|()| check()) {
-            self.slots.give_back(slot);
-            return Err(e);
+        // Whoever saves before restoring starts anew.
+        self.drop_left();
+        let planned = self.planned(tensors)?;
+        let identity = self.identity(step, op, options)?;
+        let mut record = Record {
+            identity: &identity,
+            state: texts.state_json.as_bytes(),
+            per_rank: texts.per_rank_json.as_bytes(),
+            layout: &planned.layout,
+            sums: &[],
+        };
+        let start = DATA_START + planned.data_bytes;
+        let bytes = start + record.bytes() + planned.sums_bytes();
+        let mut slot = self.free_slot(step, bytes, options)?;
+        let sums = match stage(&mut slot, &planned.images, &planned.pieces, tensors)
+            .and_then(|sums| check().map(|()| sums))
+        {
+            Ok(sums) => sums,
+            Err(e) => {
+                self.slots.give_back(slot);
+                return Err(e);
+            }
+        };
+        let words: Vec<u8> = sums.iter().flatten().flat_map(|sum| sum.to_le_bytes()).collect();
+        record.sums = &words;
+        seal(&mut slot, step, start, &record)?;
+        let staged = Staged::new(slot, sums);
+        if let Some(session) = self.place.room.session_now() {
+            staged.set_session(session);
         }
         let job = Job {
             step,
-            images,
-            pieces: plan.pieces,
-            groups: plan.groups.into_iter().collect(),
-            staged: Some(Staged::new(slot)),
+            op,
+            images: Arc::clone(&planned.images),
+            pieces: Arc::clone(&planned.pieces),
+            groups: Arc::clone(&planned.groups),
+            staged: Some(staged),
+            state_json: texts.state_json.into(),
+            per_rank_json: texts.per_rank_json.into(),
+            overwrite: options.overwrite,
+            blocking: options.blocking,
             ..Job::default()
         };
         Ok((job, started.elapsed()))
     }
 
+    fn identity(&self, step: i64, op: u64, options: SaveOptions) -> Result<Vec<u8>> {
+        let place = self.slots.place();
+        let identity = Identity {
+            run: place.run.clone(),
+            root: place.root.clone().unwrap_or_default(),
+            rank: place.rank,
+            world_size: place.world_size,
+            step,
+            op,
+            overwrite: options.overwrite,
+        };
+        serde_json::to_vec(&identity).map_err(|e| Error::invalid("run id", "text", e))
+    }
+
+    fn free_slot(&self, step: i64, bytes: usize, options: SaveOptions) -> Result<Slot> {
+        let latest = self.place.room.deadline();
+        let deadline = options.skip_after.map_or(latest, |wait| latest.min(Instant::now() + wait));
+        match self.slots.acquire(bytes, deadline) {
+            Err(Error::Timeout { .. }) if options.skip_after.is_some() => {
+                Err(Error::Skipped { rank: self.place.room.rank, step })
+            }
+            other => other,
+        }
+    }
+
+    /// Snapshots that a killed process of this run and rank left, each checked byte by byte.
+    pub fn left(&self) -> Vec<Left> {
+        self.claims.look(self.slots.place())
+    }
+
+    /// Commits one of [`Checkpointer::left`]. All ranks call it for the same one.
+    pub fn adopt(&self, step: i64, op: u64) -> Result<SaveHandle> {
+        self.check_process()?;
+        let number = self.next_op();
+        let found = match self.claims.take(&self.slots, step, op) {
+            Ok(found) => found,
+            Err(error) => {
+                let _ = self.refuse_op(step, number, &error.to_string());
+                return Err(error);
+            }
+        };
+        let job = Job {
+            step,
+            op: number,
+            images: Arc::new(found.images),
+            pieces: Arc::new(found.pieces),
+            groups: Arc::new(found.groups),
+            staged: Some(found.staged),
+            state_json: found.state_json,
+            per_rank_json: found.per_rank_json,
+            overwrite: found.identity.overwrite,
+            ..Job::default()
+        };
+        self.enqueue(job, Duration::ZERO)
+    }
+
+    /// Removes what was not adopted, of this rank.
+    pub fn drop_left(&self) {
+        self.claims.drop_all(self.slots.place());
+    }
+
+    /// Removes every slot of this run that no process holds; for when all ranks have adopted or
+    /// dropped theirs.
+    pub fn sweep_left(&self) {
+        Claims::sweep(self.slots.place());
+    }
+
     fn enqueue(&self, mut job: Job, took: Duration) -> Result<SaveHandle> {
         let handle = SaveHandle::new(job.step, took);
         let mut writer = self.writer.lock();
-        job.op = self.saves.fetch_add(1, Ordering::Relaxed);
+        if self.place.room.world_size == 1 {
+            handle.set_joined();
+        }
+        job.handle = Some(handle.clone());
         let writer = match writer.as_ref() {
             Some(writer) => writer,
             None => writer.insert(self.start_writer()?),
@@ -360,9 +513,9 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
         let (staged, tidy) = (job.staged.clone(), commit::Tidy::of(&job));
         let blocking = job.blocking;
         drop(job);
-        let bytes = staged.as_ref().map(|s| s.bytes().len());
+        let bytes = staged.as_ref().map(Staged::len);
         if let Some(staged) = staged {
-            slots.release(staged);
+            slots.release(staged, outcome.as_ref().is_err_and(may_come_back));
         }
         handle.finish(outcome);
         if let (Some(bytes), false) = (bytes, blocking) {
@@ -374,6 +527,18 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");
         }
     }
+}
+
+/// Whether a snapshot that was not committed may be by a later process: not if the ranks or the
+/// folder say that it must not be.
+fn may_come_back(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Invalid { .. }
+            | Error::AlreadyExists { .. }
+            | Error::Unsupported { .. }
+            | Error::Skipped { .. }
+    )
 }
 
 fn panicked(step: i64) -> Error {

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from drivetrain import _native
 from drivetrain._checkpoint import meeting
+from drivetrain._checkpoint.adopt import Adoption, adopt
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
@@ -51,9 +52,16 @@ class Checkpointer:
             about two more copies.
         allow_pickle: store values of other types as pickles, and load such values. Pickles run
             code: only for checkpoints you trust.
+        on_busy: what a save does when the bytes of two earlier ones are still being written: "wait"
+            for a free staging slot; "skip" this save on all ranks, which `handle.skipped` tells;
+            "warn" waits, and warns when the trainer was stopped longer than `stall_budget_ms`.
+        stall_budget_ms: how long "skip" waits first (default: not at all), and from when "warn"
+            warns.
         single_writer: accept an object store that cannot create if absent, because no other job
             ever writes here.
-        run_id: name of this run in shared memory; default: the process.
+        run_id: name of this run in shared memory. A process that is killed leaves its last staged
+            snapshot there, and the next processes with the same root and run id adopt it when
+            they restore. Jobs that share a root need one each; object stores need one to adopt.
         shm_dir: folder of the staging slots; default: DRIVETRAIN_SHM_DIR, else /dev/shm.
         storage_options: options of the object store, as strings.
     """
@@ -69,6 +77,8 @@ class Checkpointer:
         timeout: str | float = "10min",
         guard: Literal["version", "checksum"] | None = "version",
         allow_pickle: bool = False,
+        on_busy: Literal["wait", "skip", "warn"] = "wait",
+        stall_budget_ms: float | None = None,
         single_writer: bool = False,
         run_id: str | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
@@ -78,6 +88,15 @@ class Checkpointer:
             raise _native.InvalidArgument(
                 f'on_error: expected "raise" or "warn", found {on_error!r}'
             )
+        if on_busy not in ("wait", "skip", "warn"):
+            raise _native.InvalidArgument(
+                f'on_busy: expected "wait", "skip" or "warn", found {on_busy!r}'
+            )
+        if stall_budget_ms is not None and not stall_budget_ms >= 0:
+            raise _native.InvalidArgument(
+                f"stall_budget_ms: expected milliseconds from 0 up, found {stall_budget_ms!r}"
+            )
+        self._on_busy, self._stall_budget_ms = on_busy, stall_budget_ms
         self._uri = os.fspath(uri)
         self._on_error = on_error
         self._guard = check_mode(guard)
@@ -87,7 +106,9 @@ class Checkpointer:
         self._pid = os.getpid()
         self._pending: list[SaveHandle] = []
         self._restores = 0
+        self._saves = 0
         self._failed_saves = 0
+        self._skipped_saves = 0
         self._warned_private = False
         self._closed = True  # until there is something to close
         store, self._store_origin = meeting.own_store(self._rank, self._world_size)
@@ -166,6 +187,7 @@ class Checkpointer:
         """
         self._check_usable()
         _check_step(step)
+        self._saves += 1
         finished = [handle for handle in self._pending if handle.done()]
         try:
             handle = self._start(step, state, blocking, rng, overwrite)
@@ -207,15 +229,26 @@ class Checkpointer:
             self._native.refuse(step, str(error))
             raise
         collected_s = time.perf_counter() - started
-        native = self._native.save(
-            step, tensors, *texts, blocking=blocking, overwrite=overwrite, check=guard.check
-        )
+        try:
+            native = self._native.save(
+                step,
+                tensors,
+                *texts,
+                blocking=blocking,
+                overwrite=overwrite,
+                check=guard.check,
+                skip_after_s=self._skip_after_s(),
+            )
+        except _native.SaveSkipped:  # of a blocking save
+            self._skipped_saves += 1
+            return SaveHandle(step, None, time.perf_counter() - started, skipped=True)
         del alive
         stopped_s = time.perf_counter() - started
         if blocking:  # then the trainer waits for the disk by choice, which is no staging
             stopped_s = collected_s + native.staged_seconds
         handle = SaveHandle(step, native, stopped_s, on_seen=self._seen)
         self._pending.append(handle)
+        self._check_budget(step, stopped_s)
         if not self._warned_private and (reason := self._native.private_reason) is not None:
             self._warned_private = True
             warnings.warn(
@@ -225,6 +258,20 @@ class Checkpointer:
                 stacklevel=4,
             )
         return handle
+
+    def _skip_after_s(self) -> float | None:
+        return (self._stall_budget_ms or 0.0) / 1000 if self._on_busy == "skip" else None
+
+    def _check_budget(self, step: int, stopped_s: float) -> None:
+        budget_ms = self._stall_budget_ms
+        if self._on_busy == "warn" and budget_ms is not None and stopped_s * 1000 > budget_ms:
+            warnings.warn(
+                f"the save of step {step} stopped the trainer for {stopped_s * 1000:.0f} ms, more "
+                f"than the {budget_ms:g} ms of stall_budget_ms: save less often, or use "
+                'on_busy="skip"',
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def restore(
         self,
@@ -252,6 +299,10 @@ class Checkpointer:
         if step is not None:
             _check_step(step)
         self._restores += 1
+        # later restores, and those after a save, find nothing: a save drops what was left
+        adopted = Adoption()
+        if self._restores == 1 and self._saves == 0:
+            adopted = adopt(self._native, self._rank, self._world_size, self._restores, step)
         run = Restore(
             self._native,
             self._uri,
@@ -260,7 +311,11 @@ class Checkpointer:
             self._restores,
             self._allow_pickle,
         )
-        return run.run(state, step, strict, rng)
+        run.skipped = [found for found in adopted.skipped if step is None]
+        restored = run.run(state, step, strict, rng)
+        restored.skipped = run.skipped
+        restored.adopted = adopted.step is not None and restored.step == adopted.step
+        return restored
 
     def steps(self) -> list[int]:
         """The committed steps, ascending."""
@@ -275,12 +330,16 @@ class Checkpointer:
         return Verified(step, tuple(Problem(file, _dotted(path), why) for file, path, why in found))
 
     def stats(self) -> dict[str, Any]:
-        """What was done so far: `failed_saves`, and `io`, the reads and writes by engine.
+        """What was done so far: `failed_saves`, `skipped_saves`, and `io`, reads and writes.
 
         `io` has `uring_writes`, `thread_writes`, `direct_writes`, `written_bytes` and their
         `..._reads` and `read_bytes`; `object_requests` and `retries` for object stores.
         """
-        return {"failed_saves": self.failed_saves, "io": self._native.io_counters()}
+        return {
+            "failed_saves": self.failed_saves,
+            "skipped_saves": self._skipped_saves,
+            "io": self._native.io_counters(),
+        }
 
     def prepare(self, nbytes: int) -> None:
         """Makes and touches staging memory for states of about `nbytes` bytes on this rank.
@@ -334,6 +393,8 @@ class Checkpointer:
             self._pending.remove(handle)
             if handle.failure() is not None:
                 self._failed_saves += 1
+            if handle.skipped:
+                self._skipped_saves += 1
 
     def _report(self, finished: list[SaveHandle]) -> None:
         """Raises or warns about failures of finished saves that nobody has seen."""

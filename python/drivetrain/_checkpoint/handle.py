@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 from drivetrain import _native
 from drivetrain._checkpoint.durations import seconds
-from drivetrain._native import DeadlineExceeded
+from drivetrain._native import DeadlineExceeded, SaveSkipped
 
 #: Ctrl-C is noticed between two waits of this length; a wait ends at once when the save does.
 WAIT_SLICE_S = 0.2
+#: `staged` waits so long for the first meeting of the ranks, which is under way then.
+JOIN_WAIT_S = 10.0
 
 
 class SaveHandle:
@@ -24,6 +26,7 @@ class SaveHandle:
         staged_s: float = 0.0,
         error: Exception | None = None,
         on_seen: Callable[["SaveHandle"], None] | None = None,
+        skipped: bool = False,
     ) -> None:
         self.step = step
         self._native = native
@@ -31,28 +34,53 @@ class SaveHandle:
         self._error = error
         self._on_seen = on_seen
         self._committed: int | None = None
+        self._skipped = skipped
 
     def __repr__(self) -> str:
-        state = "staged" if not self.done() else "failed" if self.failure() else "committed"
+        state = "staged"
+        if self.done():
+            failed = self.failure() is not None
+            state = "failed" if failed else "skipped" if self.skipped else "committed"
         return f"<save of step {self.step}: {state}>"
 
     def staged(self, timeout: str | float | None = None) -> float:
         """Seconds the trainer was stopped: collecting, waiting for a free slot, copying.
 
-        The tensors may be changed now; `save` has copied them.
+        The tensors may be changed now; `save` has copied them. From now on the snapshot also
+        outlives this process: if all ranks are killed, the next processes of the run adopt it. (At
+        the first save of several ranks this waits until they have met once, which is no part of
+        the answer.)
+
+        Args:
+            timeout: seconds or text, for that wait; None: 10 s.
 
         Raises what made the staging fail.
         """
         if self._native is None:
             self._raise()
+        else:
+            limit = JOIN_WAIT_S if timeout is None else seconds(timeout, "timeout")
+            self._native.wait_joined(limit)
         return self._staged_s
+
+    @property
+    def skipped(self) -> bool:
+        """True when the save was left out on all ranks, as `on_busy="skip"` asks for.
+
+        Known when the save is done.
+        """
+        if self.done():
+            self._settle()
+        return self._skipped
 
     def done(self) -> bool:
         """True when the save is committed or has failed."""
         return self._native is None or self._settled() or self._native.done()
 
-    def wait(self, timeout: str | float | None = None) -> int:
+    def wait(self, timeout: str | float | None = None) -> int | None:
         """Waits for the commit and returns its step, or raises what made the save fail.
+
+        None says that the save was skipped.
 
         Args:
             timeout: seconds or text such as "30s"; None waits as long as the save's own deadlines.
@@ -71,7 +99,7 @@ class SaveHandle:
         self._settle()
         self._tell_seen()
         self._raise()
-        return self.step if self._committed is None else self._committed
+        return self._committed
 
     def pause(self, limit_s: float) -> None:
         """Waits until the save is done or the limit is over; how it ended is asked for later."""
@@ -79,7 +107,7 @@ class SaveHandle:
             return
         try:
             self._native.wait(limit_s)
-        except DeadlineExceeded:
+        except (DeadlineExceeded, SaveSkipped):
             pass  # of this wait, or of the save itself, which is done then
         except Exception as error:
             self._error = error
@@ -91,7 +119,7 @@ class SaveHandle:
         return self._error
 
     def _settled(self) -> bool:
-        return self._error is not None or self._committed is not None
+        return self._error is not None or self._committed is not None or self._skipped
 
     def _settle(self) -> None:
         """Keeps the result of a finished save."""
@@ -99,6 +127,8 @@ class SaveHandle:
             return
         try:
             self._committed = self._native.wait(0.0)
+        except SaveSkipped:
+            self._skipped = True
         except Exception as error:
             self._error = error
 

@@ -116,3 +116,5 @@ class Restored:
     """With `strict=False`: what the targets have and the checkpoint lacks."""
     unexpected: list[str] = field(default_factory=list)
     """With `strict=False`: what the checkpoint has and the targets lack."""
+    adopted: bool = False
+    """True if the step was staged by a process that was killed, and committed only now."""

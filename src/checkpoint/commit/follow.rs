@@ -14,6 +14,7 @@ use crate::runtime::block_on;
 pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
     let room = &place.room;
     let session = room.join(room.verdict_deadline(), tick)?;
+    job.joined(session);
     let folders = Folders::new(job.step, session, job.op)?;
     let meeting = job.meeting();
     let mut files = Vec::new();

@@ -24,6 +24,9 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
     let deadline = room.deadline();
     let joined = room.join(deadline, tick);
     let session = room.session_id().unwrap_or_default();
+    if joined.is_ok() {
+        job.joined(session);
+    }
     let folders = Folders::new(job.step, session, job.op)?;
     let outcome = match joined {
         Ok(_) => attempt(place, job, &folders, tick),

@@ -8,7 +8,7 @@ use crate::checkpoint::layout::{
     Chunk, FileImage, FileRecord, Piece, RAW_CODEC, crc32c, crc32c_join, join,
 };
 use crate::checkpoint::snapshot::{Staged, image_bytes, image_starts};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::storage::{Store, WriteOptions, Writer};
 
 /// Bytes per write: large enough for full speed, small enough that checksums of the next slice
@@ -31,20 +31,20 @@ pub async fn write_images(
     job: &Job,
     rank: u32,
 ) -> Result<Written> {
-    if let Some(why) = &job.refusal {
-        return Err(Error::Peer { rank, what: why.clone() });
+    if let Some(refusal) = job.refused(rank) {
+        return Err(refusal);
     }
     let slot = job.staged.as_ref().map(Staged::bytes).unwrap_or_default();
     let (starts, _) = image_starts(&job.images);
     let mut written = Written::default();
-    for (image, &start) in job.images.iter().zip(&starts) {
+    for (i, (image, &start)) in job.images.iter().zip(&starts).enumerate() {
         let mut bytes = image_bytes(&slot, image, start);
         if store.uri().starts_with("memory://") {
             // That store keeps the very slices it is given, and the slot could never be re-used.
             bytes = Bytes::copy_from_slice(&bytes);
         }
         let path = join(&folders.path, &image.name);
-        match write_image(store, &path, image, bytes).await {
+        match write_image(store, &path, image, bytes, job.sums(i)).await {
             Ok(sums) => sums.record(image, &job.pieces, folders, rank, &mut written),
             Err(e) => {
                 remove_files(store, folders, &written.files).await;
@@ -70,10 +70,11 @@ async fn write_image(
     path: &str,
     image: &FileImage,
     bytes: Bytes,
+    sums: &[u32],
 ) -> Result<Sums> {
     let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
     let mut writer = store.create(path, options).await?;
-    let mut sums = Sums::new(image);
+    let mut sums = Sums::given(image, sums);
     let written = write_slices(writer.as_mut(), &bytes, &mut sums).await;
     finish_or_remove(store, path, writer, written).await.map(|()| sums)
 }
@@ -121,6 +122,15 @@ struct Sums {
 }
 
 impl Sums {
+    /// Sums that staging computed; those it did not are computed here.
+    fn given(image: &FileImage, known: &[u32]) -> Self {
+        let mut sums = Self::new(image);
+        if known.len() == sums.lengths.len() {
+            sums.done = known.to_vec();
+        }
+        sums
+    }
+
     fn new(image: &FileImage) -> Self {
         let header = std::iter::once(image.header.len() as u64);
         let lengths = header.chain(image.entries.iter().map(|e| e.length)).collect();
