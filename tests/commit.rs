@@ -15,7 +15,8 @@ use drivetrain::storage::Store;
 use drivetrain::storage::local::{LocalOptions, LocalStore};
 
 /// As a caller saves who waits anyway: no second staging slot is made for it.
-const BLOCKING: SaveOptions = SaveOptions { overwrite: false, blocking: true };
+pub const BLOCKING: SaveOptions =
+    SaveOptions { overwrite: false, blocking: true, skip_after: None, metrics: BTreeMap::new() };
 const WAIT: Duration = Duration::from_mins(1);
 
 /// A tensor with its own bytes.
@@ -160,7 +161,7 @@ fn a_committed_step_is_refused_unless_overwritten() {
     let error = save(&ckpt, 5, &state(2)).unwrap_err();
     assert!(matches!(&*error, Error::AlreadyExists { .. }), "{error}");
     assert_eq!(read(&ckpt, 5, &state(1)).unwrap(), state(1));
-    save_with(&ckpt, 5, &state(2), "{}", SaveOptions { overwrite: true, blocking: true }).unwrap();
+    save_with(&ckpt, 5, &state(2), "{}", SaveOptions { overwrite: true, ..BLOCKING }).unwrap();
     assert_eq!(read(&ckpt, 5, &state(2)).unwrap(), state(2));
     let attempts = std::fs::read_dir(dir.path().join("step-00000005")).unwrap().count();
     assert_eq!(attempts, 2, "manifest.json and one attempt");

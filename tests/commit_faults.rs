@@ -12,7 +12,9 @@ use drivetrain::checkpoint::{Checkpointer, Options, SaveOptions};
 use drivetrain::storage::fault::{FaultScript, FaultStore};
 use drivetrain::storage::{StorageOptions, Store, open_store};
 
-use crate::commit::{Owned, alone, local, on_all, ranks, read, save, save_with, share, walk};
+use crate::commit::{
+    BLOCKING, Owned, alone, local, on_all, ranks, read, save, save_with, share, walk,
+};
 
 const CHILD_ENV: &str = "DRIVETRAIN_TEST_COMMIT_CHILD";
 
@@ -40,7 +42,7 @@ fn operations(overwrite: bool) -> u64 {
     let store = faulty(dir.path(), "");
     let ckpt = open_faulty(&store).unwrap();
     let step = if overwrite { 1 } else { 2 };
-    save_with(&ckpt, step, &small(2), "{}", SaveOptions { overwrite, blocking: true }).unwrap();
+    save_with(&ckpt, step, &small(2), "{}", SaveOptions { overwrite, ..BLOCKING }).unwrap();
     ckpt.close().unwrap();
     store.operations()
 }
@@ -114,13 +116,7 @@ fn overwriting_leaves_old_or_new_at_any_fault() {
             save(&alone(dir.path(), Options::default()), 1, &small(1)).unwrap();
             let store = faulty(dir.path(), &what);
             let saved = open_faulty(&store).map_err(Arc::new).and_then(|ckpt| {
-                save_with(
-                    &ckpt,
-                    1,
-                    &small(2),
-                    "{}",
-                    SaveOptions { overwrite: true, blocking: true },
-                )
+                save_with(&ckpt, 1, &small(2), "{}", SaveOptions { overwrite: true, ..BLOCKING })
             });
             let found = all_good(dir.path(), &what);
             match saved {
@@ -172,7 +168,7 @@ fn child() {
         save(&ckpt, step, &small(step as u64)).unwrap();
         println!("committed {step}");
     }
-    save_with(&ckpt, 2, &small(3), "{}", SaveOptions { overwrite: true, blocking: true }).unwrap();
+    save_with(&ckpt, 2, &small(3), "{}", SaveOptions { overwrite: true, ..BLOCKING }).unwrap();
     println!("replaced 2");
     ckpt.close().unwrap();
     println!("done");

@@ -20,14 +20,14 @@ use crate::store_contract::contract;
 const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A running server; ends with the value.
-pub struct Server {
+struct Server {
     process: Child,
     port: u16,
 }
 
 impl Server {
     /// Starts moto, or says why the test is skipped.
-    pub fn start() -> Option<Self> {
+    fn start() -> Option<Self> {
         let Some(program) = moto() else {
             println!("skipped: no moto_server in .venv/bin or on PATH (make setup installs it)");
             return None;
@@ -60,22 +60,17 @@ impl Server {
         Some(answer)
     }
 
-    pub fn bucket(&self, name: &str) {
+    fn bucket(&self, name: &str) {
         let answer = self.request("PUT", &format!("/{name}")).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    }
-
-    /// The server's own port.
-    pub fn port(&self) -> u16 {
-        self.port
     }
 
     fn open(&self, uri: &str) -> Arc<dyn Store> {
         Self::open_through(self.port, uri)
     }
 
-    /// Opens a store of a server by its port, or by that of a proxy before it.
-    pub fn open_through(port: u16, uri: &str) -> Arc<dyn Store> {
+    /// Opens a store of a server by its port.
+    fn open_through(port: u16, uri: &str) -> Arc<dyn Store> {
         let endpoint = format!("http://127.0.0.1:{port}");
         let pairs = [
             ("aws_endpoint", endpoint.as_str()),

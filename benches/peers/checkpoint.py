@@ -1,81 +1,21 @@
-"""Contenders that save and load 2.17 GB of model and Adam state, and how they are timed.
+"""Contenders that save and load a training state.
 
 A contender has `save(state, path)`, which returns None or a function that waits until the save is
-over, and `load(path, state)`, which fills the live tensors.
+over, and `load(path, state)`, which fills the live tensors. `checkpoint` runs them on one rank,
+`checkpoint2` on two, `many` compares 100,000 small tensors with one tensor of the same bytes.
 """
 
+import ctypes
+import mmap
 import os
-import pathlib
 import re
-import shutil
-import time
+import threading
 
-import registry
+import checkpoint_state
+from checkpoint_state import local
 from registry import OURS, register
 
-STATE_GIB = 2.0
-BYTES_PER_ELEMENT = 14  # bf16 parameter, fp32 master copy, exp_avg, exp_avg_sq
-FREE_LEFT_MIB = 700
 
-
-# ---- the state ----------------------------------------------------------------------------------
-def shapes():
-    """(name, shape) of parameters as a BEV model has them, until the state has its size."""
-    out = [
-        ("bev.embed.weight", (4096, 4096)),
-        ("head.decoder.weight", (4096, 2048)),
-        ("neck.fpn.weight", (1024, 2304)),
-    ]
-    left = int(STATE_GIB * (1 << 30) / BYTES_PER_ELEMENT)
-    left -= sum(a * b for _, (a, b) in out)
-    block = 0
-    while left > 0:
-        width, prefix = (768, f"enc.{block}") if block % 3 else (1024, f"img.{block}")
-        for name, shape in block_shapes(width):
-            out.append((f"{prefix}.{name}", shape))
-            count = 1
-            for extent in shape:
-                count *= extent
-            left -= count
-        block += 1
-    return out
-
-
-def block_shapes(d):
-    yield from [("qkv.weight", (3 * d, d)), ("qkv.bias", (3 * d,))]
-    yield from [("proj.weight", (d, d)), ("proj.bias", (d,))]
-    yield from [("fc1.weight", (4 * d, d)), ("fc1.bias", (4 * d,))]
-    yield from [("fc2.weight", (d, 4 * d)), ("fc2.bias", (d,))]
-    yield from [(f"ln{i}.{n}", (d,)) for i in (1, 2) for n in ("weight", "bias")]
-    yield from [("gamma", (d,)), ("conv.weight", (64, 64, 3, 3)), ("conv.bias", (64,))]
-    yield ("scale", ())
-
-
-def make_state(seed=11):
-    """Flat name → tensor."""
-    import torch
-
-    base = torch.randn(1 << 22, generator=torch.Generator().manual_seed(seed))
-    state = {}
-
-    def values(shape, scale, shift):
-        count = 1
-        for extent in shape:
-            count *= extent
-        rolled = base.roll(shift % 97)
-        return (rolled.repeat(-(-count // len(rolled)))[:count] * scale).reshape(shape)
-
-    for i, (name, shape) in enumerate(shapes()):
-        master = values(shape, 0.02 + 0.0003 * (i % 17), i)
-        state[f"model.{name}"] = master.to(torch.bfloat16)
-        state[f"optim.{name}.master"] = master
-        state[f"optim.{name}.exp_avg"] = values(shape, 1e-4, i + 5)
-        state[f"optim.{name}.exp_avg_sq"] = values(shape, 1e-4, i + 9) ** 2
-        state[f"optim.{name}.step"] = torch.tensor(float(1000 + i))
-    return state
-
-
-# ---- contenders ---------------------------------------------------------------------------------
 @register("checkpoint", "torch_save")
 class TorchSave:
     def save(self, state, path):
@@ -92,7 +32,7 @@ class TorchSave:
 
 def copy_into(state, loaded):
     for name, tensor in state.items():
-        tensor.copy_(loaded[name])
+        local(tensor).copy_(loaded[name])
 
 
 @register("checkpoint", "safetensors")
@@ -110,6 +50,7 @@ class Safetensors:
 
 
 @register("checkpoint", "dcp_save")
+@register("checkpoint2", "dcp_save")
 class Dcp:
     def writer(self, path):
         import torch.distributed.checkpoint as dcp
@@ -128,6 +69,7 @@ class Dcp:
 
 
 @register("checkpoint", "dcp_async")
+@register("checkpoint2", "dcp_async")
 class DcpAsync(Dcp):
     def more(self):
         return {}
@@ -140,6 +82,7 @@ class DcpAsync(Dcp):
 
 
 @register("checkpoint", "dcp_async_kept_stager")
+@register("checkpoint2", "dcp_async_kept_stager")
 class DcpAsyncKept(DcpAsync):
     stager = None
 
@@ -156,6 +99,103 @@ class DcpAsyncKept(DcpAsync):
                 )
             )
         return {"async_stager": self.stager}
+
+
+@register("checkpoint", "orbax")
+class Orbax:
+    def arrays(self, state):
+        import ml_dtypes
+        import torch
+
+        def array(t):
+            if t.dtype == torch.bfloat16:
+                return t.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+            return t.numpy()
+
+        return {name.replace(".", "_"): array(t) for name, t in state.items()}
+
+    def save(self, state, path):
+        import orbax.checkpoint as ocp
+
+        checkpointer = ocp.StandardCheckpointer()
+        checkpointer.save(os.path.abspath(path), self.arrays(state))
+
+        def wait():
+            checkpointer.wait_until_finished()
+            checkpointer.close()
+
+        return wait
+
+    def load(self, path, state):
+        import numpy as np
+        import orbax.checkpoint as ocp
+
+        live = self.arrays(state)
+        loaded = ocp.StandardCheckpointer().restore(os.path.abspath(path), live)
+        for name, array in live.items():
+            np.copyto(array, np.asarray(loaded[name]))
+
+
+@register("checkpoint", "copy_only")
+class CopyOnly:
+    """Not a checkpoint: the least a save can stop the trainer for, two threads of memmove into
+    memory that has been touched."""
+
+    load = None
+
+    def prepare(self, state, folder):
+        self.memory = mmap.mmap(-1, checkpoint_state.size_bytes(state))
+        self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.at = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        ctypes.memset(self.at, 1, len(self.memory))
+
+    def save(self, state, path):
+        os.makedirs(path)
+        jobs, at = [], self.at
+        for tensor in state.values():
+            length = tensor.numel() * tensor.element_size()
+            jobs.append((at, tensor.data_ptr(), length))
+            at += length
+        # equal bytes: the large ones are cut in the middle
+        halves = [[], []]
+        for to, source, length in jobs:
+            half = length // 2
+            halves[0].append((to, source, half))
+            halves[1].append((to + half, source + half, length - half))
+
+        def copy(parts):
+            for part in parts:
+                ctypes.memmove(*part)
+
+        other = threading.Thread(target=copy, args=(halves[1],))
+        other.start()
+        copy(halves[0])
+        other.join()
+
+
+@register("checkpoint", "disk_limit")
+class DiskLimit:
+    """Not a checkpoint: fio's O_DIRECT line for the same bytes; `prepare` fails without fio."""
+
+    fills = False
+
+    def prepare(self, state, folder):
+        self.size_bytes = checkpoint_state.size_bytes(state) >> 20 << 20
+
+    def fio(self, path, mode):
+        import subprocess
+
+        more = ["--end_fsync=1", "--fallocate=posix"] if mode == "write" else []
+        command = ["fio", "--name=d", f"--filename={path}/d.bin", f"--size={self.size_bytes}"]
+        command += [f"--rw={mode}", "--bs=1M", "--ioengine=io_uring", "--direct=1", "--iodepth=16"]
+        subprocess.run([*command, *more], check=True, capture_output=True)
+
+    def save(self, state, path):
+        os.makedirs(path)
+        self.fio(path, "write")
+
+    def load(self, path, state):
+        self.fio(path, "read")
 
 
 class Ours:
@@ -180,134 +220,28 @@ class Ours:
 
 
 @register("checkpoint", OURS)
+@register("checkpoint2", OURS)
 class OursAsync(Ours):
     """Asynchronous save."""
 
 
 @register("checkpoint", f"{OURS}_blocking")
+@register("checkpoint2", f"{OURS}_blocking")
 class OursBlocking(Ours):
     """The caller waits for the commit."""
 
     blocking = True
 
 
-# ---- timing -------------------------------------------------------------------------------------
-def fill_memory(folder):
-    """Fills free memory with clean page cache, as on a machine that has run for a while."""
-    ballast = folder / "ballast.sparse"
-    if not ballast.exists():
-        with open(ballast, "wb") as file:
-            file.truncate(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+@register("many", OURS)
+class OursMany(Ours):
+    """100,000 tensors of 4 KiB."""
 
-    def free_mib():
-        text = pathlib.Path("/proc/meminfo").read_text()
-        return int(re.search(r"MemFree:\s+(\d+)", text).group(1)) >> 10
-
-    buffer = bytearray(8 << 20)
-    with open(ballast, "rb", buffering=0) as file:
-        while free_mib() > FREE_LEFT_MIB and file.readinto(buffer):
-            pass
+    make_state = staticmethod(checkpoint_state.many_tensors)
 
 
-def files_below(path):
-    return [p for p in pathlib.Path(path).rglob("*") if p.is_file()]
+@register("many", "one_tensor")
+class OursOne(Ours):
+    """The same bytes in one tensor."""
 
-
-def sync_tree(path):
-    for file in [*files_below(path), pathlib.Path(path)]:
-        fd = os.open(file, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
-
-
-def evict(path):
-    for file in files_below(path):
-        fd = os.open(file, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
-def read_all(path):
-    """Brings the files into the page cache, also for contenders that do not read through it."""
-    buffer = bytearray(8 << 20)
-    for file in files_below(path):
-        with open(file, "rb", buffering=0) as handle:
-            while handle.readinto(buffer):
-                pass
-
-
-def cpu_s():
-    return sum(os.times()[:4])
-
-
-def time_save(contender, state, path, folder):
-    fill_memory(folder)
-    cpu, start = cpu_s(), time.perf_counter()
-    wait = contender.save(state, str(path))
-    stopped = time.perf_counter()
-    if wait:
-        wait()
-    folder_of = getattr(contender, "folder", lambda base, step: str(path))
-    sync_tree(folder_of(path.parent, int(path.name)))
-    durable = time.perf_counter()
-    return stopped - start, durable - start, cpu_s() - cpu
-
-
-def time_load(contender, state, path, folder, cold):
-    folder_of = getattr(contender, "folder", lambda base, step: str(path))
-    wanted = {name: tensor.reshape(-1)[:64].clone() for name, tensor in state.items()}
-    for tensor in state.values():
-        tensor.zero_()
-    if cold:
-        evict(folder_of(path.parent, int(path.name)))
-    fill_memory(folder)
-    if not cold:
-        read_all(folder_of(path.parent, int(path.name)))
-    cpu, start = cpu_s(), time.perf_counter()
-    contender.load(str(path), state)
-    wall = time.perf_counter() - start
-    same = all(bool((state[n].reshape(-1)[:64] == w).all()) for n, w in wanted.items())
-    if not same:
-        raise ValueError(f"{type(contender).__name__} loaded other values than it saved")
-    return wall, cpu_s() - cpu
-
-
-def time_contender(work, make):
-    """Two saves (the second is reported: staging memory is then in use) and two loads."""
-    import torch
-
-    torch.set_num_threads(2)
-    one_rank_group()
-    folder = work / "checkpoints"
-    base = folder / make.__name__
-    shutil.rmtree(base, ignore_errors=True)
-    base.mkdir(parents=True)
-    state, contender = make_state(), make()
-    tiny = {"w": torch.zeros(8)}
-    wait = contender.save(tiny, str(base / "0"))  # imports and set-up are not part of the figures
-    if wait:
-        wait()
-    time_save(contender, state, base / "1", folder)
-    stopped_s, durable_s, save_cpu_s = time_save(contender, state, base / "2", folder)
-    cold_s, _ = time_load(contender, state, base / "2", folder, cold=True)
-    warm_s, load_cpu_s = time_load(contender, state, base / "2", folder, cold=False)
-    shutil.rmtree(base, ignore_errors=True)
-    return {
-        "stopped_s": stopped_s,
-        "durable_s": durable_s,
-        "save_cpu_s": save_cpu_s,
-        "load_cold_s": cold_s,
-        "load_warm_s": warm_s,
-        "load_cpu_s": load_cpu_s,
-    }
-
-
-def one_rank_group():
-    import torch.distributed as dist
-
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-
-
-assert registry.CONTENDERS["checkpoint"]
+    make_state = staticmethod(checkpoint_state.one_tensor)

@@ -1,6 +1,7 @@
 """Runs contenders in fresh processes, rounds interleaved, one JSON line per (round, contender).
 
-harness.py images|lidar|checkpoint --work DIR [--rounds 9] [--seconds 5] [--only REGEX] [--out FILE]
+harness.py images|lidar|checkpoint|checkpoint2|many --work DIR [--rounds 9] [--seconds 5]
+           [--only REGEX] [--out FILE]
 """
 
 import argparse
@@ -8,17 +9,20 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import time
 
+import checkpoint_timing
 import dataset
 import loading
 import psutil
 import registry
 
-import checkpoint
+import checkpoint  # noqa: F401 (registers its contenders)
 
+CHECKPOINTS = {"checkpoint": 1, "checkpoint2": 2, "many": 1}  # ranks
 TIMEOUT_S = 300
 WARM_UNITS_S = 1.0
 
@@ -110,34 +114,40 @@ def time_loading(args, make):
 
 def child(args):
     make = registry.CONTENDERS[args.workload][args.child]
-    if args.workload == "checkpoint":
-        result = checkpoint.time_contender(args.work, make)
+    if args.workload in CHECKPOINTS:
+        result = checkpoint_timing.time_contender(args.work, make)
     else:
         result = time_loading(args, make)
     print("RESULT " + json.dumps(result), flush=True)
     os._exit(0)  # workers of some contenders keep a process from ending
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def run_child(args, name):
     command = [sys.executable, __file__, args.workload, "--work", str(args.work)]
     command += ["--seconds", str(args.seconds), "--child", name]
     env = dict(os.environ, PYTHONWARNINGS="ignore", TOKENIZERS_PARALLELISM="false")
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-        start_new_session=True,
-    )
+    ranks = CHECKPOINTS.get(args.workload, 1)
+    env.update(WORLD_SIZE=str(ranks), MASTER_PORT=free_port())
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    started = [
+        subprocess.Popen(command, env=dict(env, RANK=str(rank)), **pipes) for rank in range(ranks)
+    ]
     try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        out, err = started[0].communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         out, err = "", f"no result within {TIMEOUT_S} s"
-    try:
-        os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
+    for process in started:
+        try:
+            os.killpg(process.pid, 9)
+        except ProcessLookupError:
+            pass
+        err += process.communicate()[1] if process is not started[0] else ""
     found = re.search(r"^RESULT (.*)$", out, re.M)
     return json.loads(found.group(1)) if found else {"error": err.strip()[-500:]}
 
@@ -148,7 +158,7 @@ def main():
     args.work.mkdir(parents=True, exist_ok=True)
     if args.child:
         child(args)
-    if args.workload != "checkpoint":
+    if args.workload not in CHECKPOINTS:
         _, plan = dataset.make(args.work)
         loading.prepare(args.work, plan, args.workload)
     names = [n for n in registry.CONTENDERS[args.workload] if re.search(args.only, n)]

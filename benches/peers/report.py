@@ -25,6 +25,8 @@ FIGURES = {
     "load_cold_s": ("load, cold", "s", False),
     "load_warm_s": ("load, warm", "s", False),
     "load_cpu_s": ("CPU of a load", "s", False),
+    "save_extra_mib": ("extra memory, save", "MiB", False),
+    "load_extra_mib": ("extra memory, load", "MiB", False),
 }
 
 
@@ -43,6 +45,8 @@ def ratios_of(rounds, figure, peer, ours, more_is_better):
     for row in rounds.values():
         if figure in row.get(peer, {}) and figure in row.get(ours, {}):
             a, b = row[peer][figure], row[ours][figure]
+            if a <= 0 or b <= 0:
+                continue
             out.append(b / a if more_is_better else a / b)
     return out
 

@@ -3,6 +3,7 @@
 //! Memory crosses as (address, bytes) of contiguous CPU tensors that the Python layer keeps alive
 //! for the call; everything slow runs without the GIL.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,11 @@ fn raise(error: &Error) -> PyErr {
     Python::attach(|py| to_python(py, error))
 }
 
+fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| raise(&Error::invalid(name, "seconds from 0 up", seconds)))
+}
+
 /// path, dtype, shape, offsets, extent, address, bytes, replicas, pin_rank
 type SaveRow = (String, String, Vec<i64>, Vec<i64>, Vec<i64>, usize, usize, Vec<u32>, Option<u32>);
 /// path, dtype, shape, offsets, extent, address, bytes
@@ -38,8 +44,9 @@ struct Checkpointer {
 #[pymethods]
 impl Checkpointer {
     #[new]
-    #[pyo3(signature = (uri, rank, world_size, *, keep_last=None, keep_every=None, timeout_s=600.0,
-        run_id=None, shm_dir=None, single_writer=false, storage_options=None, store=None))]
+    #[pyo3(signature = (uri, rank, world_size, *, keep_last=None, keep_every=None, keep_best=None,
+        keep_within_s=None, keep_interval_s=None, timeout_s=600.0, run_id=None, shm_dir=None,
+        single_writer=false, storage_options=None, store=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn new(
         py: Python<'_>,
@@ -48,6 +55,9 @@ impl Checkpointer {
         world_size: u32,
         keep_last: Option<u32>,
         keep_every: Option<i64>,
+        keep_best: Option<(u32, String, bool)>,
+        keep_within_s: Option<f64>,
+        keep_interval_s: Option<f64>,
         timeout_s: f64,
         run_id: Option<String>,
         shm_dir: Option<String>,
@@ -55,10 +65,18 @@ impl Checkpointer {
         storage_options: Option<OptionMap>,
         store: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let timeout = Duration::try_from_secs_f64(timeout_s)
-            .map_err(|_| raise(&Error::invalid("timeout_s", "seconds from 0 up", timeout_s)))?;
-        let shm_dir = shm_dir.map(Into::into);
-        let options = Options { keep_last, keep_every, timeout, run_id, shm_dir, single_writer };
+        let best = |(count, metric, highest)| checkpoint::Best { count, metric, highest };
+        let options = Options {
+            keep_last,
+            keep_every,
+            keep_best: keep_best.map(best),
+            keep_within: keep_within_s.map(|s| seconds("keep_within_s", s)).transpose()?,
+            keep_interval: keep_interval_s.map(|s| seconds("keep_interval_s", s)).transpose()?,
+            timeout: seconds("timeout_s", timeout_s)?,
+            run_id,
+            shm_dir: shm_dir.map(Into::into),
+            single_writer,
+        };
         let meet = store.map(|s| Arc::new(StoreMeet::new(s)) as Arc<dyn Meet>);
         let storage = StorageOptions { options: storage_options.unwrap_or_default() };
         let inner = py.detach(|| {
@@ -74,7 +92,7 @@ impl Checkpointer {
     /// `skip_after_s`: while both staging slots are being written, wait so long and then leave the
     /// save out on all ranks; None waits as long as the timeout.
     #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite,
-        check=None, skip_after_s=None))]
+        check=None, skip_after_s=None, metrics=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn save(
         &self,
@@ -87,10 +105,13 @@ impl Checkpointer {
         overwrite: bool,
         check: Option<Py<PyAny>>,
         skip_after_s: Option<f64>,
+        metrics: Option<BTreeMap<String, f64>>,
     ) -> PyResult<SaveHandle> {
         let skip_after = skip_after_s.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
         let rows: Vec<_> = tensors.into_iter().map(input).collect();
-        let options = SaveOptions { overwrite, blocking, skip_after };
+        let finite = |(name, value): (String, f64)| (name, value.is_finite().then_some(value));
+        let metrics = metrics.into_iter().flatten().map(finite).collect();
+        let options = SaveOptions { overwrite, blocking, skip_after, metrics };
         let mut raised = None;
         let mut check = || {
             let Some(check) = &check else { return Ok(()) };
@@ -301,6 +322,12 @@ impl OpenStep {
     #[getter]
     fn attempt(&self) -> &str {
         &self.inner.manifest().attempt
+    }
+
+    /// What was measured of the state; None where the number was not finite.
+    #[getter]
+    fn metrics(&self) -> BTreeMap<String, Option<f64>> {
+        self.inner.manifest().metrics.clone()
     }
 
     /// The state that is equal on all ranks, as it was given.

@@ -1,5 +1,6 @@
 //! The checkpointer: stages in the caller's thread, writes and commits in one thread of its own.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::layout::step_dir;
 use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
 use super::plan::TensorIn;
 use super::read::{self, OpenStep, Problem};
-use super::retain::{self, Keep};
+use super::retain::{self, Best, Keep, Retention, root_id};
 use super::snapshot::{
     Claims, DATA_START, Identity, Left, Planned, Record, SlotPlace, Slots, Staged, seal, stage,
 };
@@ -38,6 +39,12 @@ pub struct Options {
     pub keep_last: Option<u32>,
     /// Besides, keep every step that this divides.
     pub keep_every: Option<i64>,
+    /// Besides, keep the best by a metric.
+    pub keep_best: Option<Best>,
+    /// Besides, keep every step committed at most this long ago.
+    pub keep_within: Option<Duration>,
+    /// Besides, keep steps at least this far apart in time.
+    pub keep_interval: Option<Duration>,
     /// Longest wait for another rank or a free staging slot.
     pub timeout: Duration,
     /// Names this run's staging slots: a process adopts what a killed one of the same run and root
@@ -55,6 +62,9 @@ impl Default for Options {
         Self {
             keep_last: None,
             keep_every: None,
+            keep_best: None,
+            keep_within: None,
+            keep_interval: None,
             timeout: Duration::from_mins(10),
             run_id: None,
             shm_dir: None,
@@ -64,7 +74,7 @@ impl Default for Options {
 }
 
 /// How one save is made.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct SaveOptions {
     /// Replace a committed step.
     pub overwrite: bool,
@@ -73,6 +83,21 @@ pub struct SaveOptions {
     /// When both staging slots are being written: leave this save out on all ranks after waiting
     /// so long; `None` waits as long as the timeout and then fails.
     pub skip_after: Option<Duration>,
+    /// What was measured of the state, such as a validation loss, for retention and people. Rank
+    /// 0's are kept; `None` stands for a number that is not finite.
+    pub metrics: BTreeMap<String, Option<f64>>,
+}
+
+impl Options {
+    fn keep(&self) -> Keep {
+        Keep {
+            last: self.keep_last,
+            every: self.keep_every,
+            best: self.keep_best.clone(),
+            within: self.keep_within,
+            interval: self.keep_interval,
+        }
+    }
 }
 
 type Work = (Job, SaveHandle);
@@ -115,12 +140,16 @@ impl Checkpointer {
         if rank >= world_size {
             return Err(Error::invalid("rank", format!("below world_size {world_size}"), rank));
         }
-        let keep = Keep::new(options.keep_last, options.keep_every)?;
+        options.keep().check()?;
         block_on(probe(store.as_ref(), options.single_writer))??;
+        let keep = Retention::new(store.as_ref(), options.keep())?;
         let root_hash = xxh3_64(store.uri().as_bytes());
         let prefix = format!("drivetrain-{root_hash:016x}");
         let run_id = options.run_id.as_deref();
-        let slots = SlotPlace::new(options.shm_dir, store.uri(), run_id, rank, world_size);
+        let root = root_id(store.as_ref());
+        let folder = store.capabilities().local_root;
+        let slots = SlotPlace::new(options.shm_dir, &root, run_id, rank, world_size);
+        let slots = slots.at_root(folder.as_deref());
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
@@ -167,7 +196,7 @@ impl Checkpointer {
         self.check_process()?;
         let op = self.next_op();
         let state = Texts { state_json, per_rank_json };
-        let (job, took) = match self.staged_job(step, op, tensors, &state, options, check) {
+        let (job, took) = match self.staged_job(step, op, tensors, &state, &options, check) {
             Ok(made) => made,
             Err(Error::Skipped { .. }) => return self.skip(step, op),
             Err(error) => {
@@ -233,7 +262,7 @@ impl Checkpointer {
         op: u64,
         tensors: &[TensorIn<'_>],
         texts: &Texts<'_>,
-        options: SaveOptions,
+        options: &SaveOptions,
         check: Tick<'_>,
     ) -> Result<(Job, Duration)> {
         let started = Instant::now();
@@ -279,12 +308,13 @@ impl Checkpointer {
             per_rank_json: texts.per_rank_json.into(),
             overwrite: options.overwrite,
             blocking: options.blocking,
+            metrics: options.metrics.clone(),
             ..Job::default()
         };
         Ok((job, started.elapsed()))
     }
 
-    fn identity(&self, step: i64, op: u64, options: SaveOptions) -> Result<Vec<u8>> {
+    fn identity(&self, step: i64, op: u64, options: &SaveOptions) -> Result<Vec<u8>> {
         let place = self.slots.place();
         let identity = Identity {
             run: place.run.clone(),
@@ -294,11 +324,12 @@ impl Checkpointer {
             step,
             op,
             overwrite: options.overwrite,
+            metrics: options.metrics.clone(),
         };
         serde_json::to_vec(&identity).map_err(|e| Error::invalid("run id", "text", e))
     }
 
-    fn free_slot(&self, step: i64, bytes: usize, options: SaveOptions) -> Result<Slot> {
+    fn free_slot(&self, step: i64, bytes: usize, options: &SaveOptions) -> Result<Slot> {
         let latest = self.place.room.deadline();
         let deadline = options.skip_after.map_or(latest, |wait| latest.min(Instant::now() + wait));
         match self.slots.acquire(bytes, deadline) {
@@ -335,6 +366,7 @@ impl Checkpointer {
             state_json: found.state_json,
             per_rank_json: found.per_rank_json,
             overwrite: found.identity.overwrite,
+            metrics: found.identity.metrics,
             ..Job::default()
         };
         self.enqueue(job, Duration::ZERO)
@@ -424,8 +456,10 @@ impl Checkpointer {
         self.place.store.counters()
     }
 
-    /// Committed steps, ascending.
+    /// Committed steps, ascending, after what retention still has to do on this rank.
     pub fn steps(&self) -> Result<Vec<i64>> {
+        let deadline = Instant::now() + PRUNE_WAIT.min(self.place.room.timeout);
+        self.place.keep.wait_settled(deadline);
         block_on(retain::committed(self.place.store.as_ref()))?
     }
 
@@ -478,6 +512,8 @@ impl Checkpointer {
     }
 }
 
+/// Longest wait for retention before steps are listed.
+const PRUNE_WAIT: Duration = Duration::from_mins(1);
 /// Pause between looks while closing.
 const CLOSE_POLL: Duration = Duration::from_millis(5);
 
@@ -522,6 +558,11 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
             // While the trainer computes: when it saves faster than the disk writes, it will not
             // have to wait for fresh memory.
             slots.prepare(bytes, 2);
+        }
+        let swept = block_on(place.keep.run(place.store.as_ref()));
+        if let Err(error) | Ok(Err(error)) = swept {
+            // It cannot undo the commit, and the next one tries again.
+            tracing::warn!(%error, "old steps could not be pruned");
         }
         if let Err(error) = commit::tidy(place, tidy) {
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 const STREAM_BYTES_MIN: usize = 64 << 10;
 
 /// Bytes that [`copy_seen`] shows at a time: they stay in the first two levels of cache.
-const SEEN_BYTES: usize = 32 << 10;
+const SEEN_BYTES: usize = 16 << 10;
 
 /// Copies like [`copy_past_cache`], and shows `seen` what was copied, piece by piece: a checksum
 /// then costs no second trip to memory. Each byte of the source is read once, so that what is seen

@@ -5,6 +5,7 @@ import os
 import time
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from drivetrain import _native
@@ -17,7 +18,13 @@ from drivetrain._checkpoint.restore import Restore
 from drivetrain._checkpoint.rng import rng_state
 from drivetrain._checkpoint.tree import Snapshot
 from drivetrain._checkpoint.typed_json import format_path
-from drivetrain._checkpoint.values import Keep, Problem, Restored, Verified
+from drivetrain._checkpoint.values import (
+    Keep,
+    Problem,
+    Restored,
+    Verified,
+    checked_metrics,
+)
 
 #: Failures of a save that training may survive with on_error="warn"; the rest are mistakes in the
 #: call and always raise.
@@ -116,8 +123,7 @@ class Checkpointer:
             self._uri,
             self._rank,
             self._world_size,
-            keep_last=keep.last if keep is not None else None,
-            keep_every=keep.every if keep is not None else None,
+            **(keep.native_rules() if keep is not None else {}),
             timeout_s=self._timeout_s,
             run_id=run_id,
             shm_dir=None if shm_dir is None else os.fspath(shm_dir),
@@ -166,6 +172,7 @@ class Checkpointer:
         blocking: bool = False,
         rng: bool = True,
         overwrite: bool = False,
+        metrics: Mapping[str, float] | None = None,
     ) -> SaveHandle:
         """Copies the state and commits it as `step`, in the background unless `blocking`.
 
@@ -178,6 +185,8 @@ class Checkpointer:
             blocking: return after the commit.
             rng: save the random generators of each rank, too.
             overwrite: replace the step if it is committed already; else that is refused.
+            metrics: what was measured of this state, such as `{"val_loss": 0.3}`, for
+                `Keep(best=...)` and people; rank 0's are kept.
 
         Returns a handle; the tensors may be changed as soon as it is there.
 
@@ -187,10 +196,11 @@ class Checkpointer:
         """
         self._check_usable()
         _check_step(step)
+        measured = checked_metrics(metrics)
         self._saves += 1
         finished = [handle for handle in self._pending if handle.done()]
         try:
-            handle = self._start(step, state, blocking, rng, overwrite)
+            handle = self._start(step, state, blocking, rng, overwrite, measured)
         except SOFT_FAILURES as error:
             self._failed_saves += 1
             if self._on_error == "raise":
@@ -212,7 +222,13 @@ class Checkpointer:
             self._warn(handle.step, error)
 
     def _start(
-        self, step: int, state: dict[str, Any], blocking: bool, rng: bool, overwrite: bool
+        self,
+        step: int,
+        state: dict[str, Any],
+        blocking: bool,
+        rng: bool,
+        overwrite: bool,
+        metrics: dict[str, float],
     ) -> SaveHandle:
         started = time.perf_counter()
         try:
@@ -238,6 +254,7 @@ class Checkpointer:
                 overwrite=overwrite,
                 check=guard.check,
                 skip_after_s=self._skip_after_s(),
+                metrics=metrics,
             )
         except _native.SaveSkipped:  # of a blocking save
             self._skipped_saves += 1

@@ -1,8 +1,10 @@
 """What a user hands to a `Checkpointer` and gets back from it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from drivetrain._checkpoint.durations import seconds
 from drivetrain._native import InvalidArgument
 
 #: More steps than anybody keeps; the engine counts them in 32 bits.
@@ -12,23 +14,74 @@ KEEP_EVERY_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class Keep:
-    """Which committed steps stay after a commit; the newest good one always does.
+    """Which committed steps stay after a commit: those that any of these rules wants.
+
+    The newest good one always stays, and so do steps that others refer to and what Drivetrain did
+    not write here. A step folder copied into the root is such a step until it is adopted
+    (`drivetrain ckpt adopt`).
 
     Args:
         last: this many newest steps; None keeps all.
         every: also every step that is a multiple of this; None adds none.
+        best: also this many best steps by `metric`, as given to `save(metrics=...)`; of equal ones
+            the newer. A value that is not finite never counts.
+        metric: name of that metric.
+        mode: "min" if lower is better, "max" if higher is.
+        within: also every step committed within this long before the newest commit, seconds or
+            text such as "7d".
+        interval: also steps at least this far apart in time, seconds or text such as "1h": from the
+            oldest on, a step stays if it was committed at least this long after the one before it
+            that stays by this rule.
     """
 
     last: int | None = 3
     every: int | None = None
+    best: int | None = None
+    metric: str | None = None
+    mode: Literal["min", "max"] = "min"
+    within: str | float | None = None
+    interval: str | float | None = None
 
     def __post_init__(self) -> None:
-        for name, most in (("last", KEEP_LAST_MAX), ("every", KEEP_EVERY_MAX)):
+        limits = (("last", KEEP_LAST_MAX), ("every", KEEP_EVERY_MAX), ("best", KEEP_LAST_MAX))
+        for name, most in limits:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise InvalidArgument(
                     f"Keep.{name}: expected an int from 1 to {most} or None, found {value!r}"
                 )
+        if (self.best is None) != (self.metric is None):
+            raise InvalidArgument("Keep.best and Keep.metric: expected both or none, found one")
+        if self.mode not in ("min", "max"):
+            raise InvalidArgument(f'Keep.mode: expected "min" or "max", found {self.mode!r}')
+        self.native_rules()
+
+    def native_rules(self) -> dict[str, Any]:
+        """Arguments of the engine."""
+        found: dict[str, Any] = {"keep_last": self.last, "keep_every": self.every}
+        if self.best is not None:
+            found["keep_best"] = (self.best, self.metric, self.mode == "max")
+        if self.within is not None:
+            found["keep_within_s"] = seconds(self.within, "Keep.within")
+        if self.interval is not None:
+            found["keep_interval_s"] = seconds(self.interval, "Keep.interval")
+        return found
+
+
+def checked_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """Metrics as plain floats; `InvalidArgument` names what is none."""
+    found: dict[str, float] = {}
+    for name, value in (metrics or {}).items():
+        try:
+            # also numpy scalars and tensors of one element
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            found = {}
+        if not isinstance(name, str) or name not in found:
+            raise InvalidArgument(
+                f"metrics: expected names to numbers, found {name!r}: {type(value).__name__}"
+            )
+    return found
 
 
 @dataclass

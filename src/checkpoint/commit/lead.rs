@@ -10,7 +10,6 @@ use super::write::{remove_files, write_images};
 use super::{Folders, Job, Place};
 use crate::checkpoint::layout::{FileRecord, MANIFEST, join};
 use crate::checkpoint::meet::{Tick, no_tick};
-use crate::checkpoint::retain;
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
 
@@ -34,13 +33,13 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
     };
     if room.world_size == 1 {
         let done = outcome.map_err(Refusal::into_error)?;
-        after(place, job, &done);
+        place.keep.note(job.step, done.replaced);
         return Ok(());
     }
     match outcome {
         Ok(done) => {
             tell(place, job, "verdict", &Verdict::Committed);
-            after(place, job, &done);
+            place.keep.note(job.step, done.replaced);
             Ok(())
         }
         Err(refusal) => {
@@ -63,19 +62,6 @@ fn tell(place: &Place, job: &Job, name: &str, verdict: &Verdict) {
     let told = encode(verdict).and_then(|text| place.room.put(&job.meeting(), name, &text));
     if let Err(error) = told {
         tracing::warn!(%error, step = job.step, "the other ranks could not be told the outcome");
-    }
-}
-
-/// What follows a commit and cannot undo it: a failure here is worth a line in the log, no more.
-fn after(place: &Place, job: &Job, done: &Published) {
-    let swept = block_on(async {
-        if let Some(old) = &done.replaced {
-            retain::remove_replaced(place.store.as_ref(), old).await;
-        }
-        retain::prune(place.store.as_ref(), &place.keep, job.step).await
-    });
-    if let Err(error) | Ok(Err(error)) = swept {
-        tracing::warn!(%error, step = job.step, "old steps could not be pruned");
     }
 }
 

@@ -20,13 +20,14 @@ mod messages;
 mod publish;
 mod write;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::handle::SaveHandle;
 use super::layout::{FileImage, Piece, attempt_dir, join, step_dir};
 use super::meet::Room;
-use super::retain::Keep;
+use super::retain::Retention;
 use super::snapshot::{Groups, Staged};
 use crate::error::{Error, Result};
 use crate::storage::Store;
@@ -41,7 +42,7 @@ pub struct Place {
     /// Where the ranks meet.
     pub room: Room,
     /// What to keep after a commit.
-    pub keep: Keep,
+    pub keep: Retention,
 }
 
 /// A staged save that waits for its turn.
@@ -67,6 +68,8 @@ pub struct Job {
     pub state_json: String,
     /// State of this rank: JSON.
     pub per_rank_json: String,
+    /// What was measured of the state; rank 0's are kept.
+    pub metrics: BTreeMap<String, Option<f64>>,
     /// Whether a committed step may be replaced.
     pub overwrite: bool,
     /// Whether the caller waits for the commit.

@@ -9,6 +9,7 @@ use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
     FileRecord, MANIFEST, Manifest, TENSORS, crc32c, encode_table, join,
 };
+use crate::checkpoint::retain::now_ns;
 use crate::error::{Error, Result};
 use crate::storage::{Store, WriteOptions};
 
@@ -38,6 +39,9 @@ pub async fn publish(
         files,
         refers_to: Vec::new(),
         tool: concat!("drivetrain ", env!("CARGO_PKG_VERSION")).into(),
+        committed_ns: Some(now_ns()),
+        root: Some(place.keep.root().into()),
+        metrics: job.metrics.clone(),
         state_json: job.state_json.clone(),
         per_rank_json: parts.iter().map(|p| p.head.per_rank_json.clone()).collect(),
     };

@@ -3,6 +3,7 @@
 //! The caller's state is kept as the very text that was given, since a parse and print could lose
 //! big integers or the spelling of floats.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::de::IgnoredAny;
@@ -39,7 +40,7 @@ pub struct FileRecord {
 }
 
 /// The commit record.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Manifest {
     /// The step.
     pub step: i64,
@@ -53,6 +54,12 @@ pub struct Manifest {
     pub refers_to: Vec<i64>,
     /// Program and version that wrote it.
     pub tool: String,
+    /// When it was committed by rank 0's clock, nanoseconds since the Unix epoch.
+    pub committed_ns: Option<i64>,
+    /// Which root it was committed in, so that a copy in another root is known for one.
+    pub root: Option<String>,
+    /// What was measured of the state, by name; `None` where the number was not finite.
+    pub metrics: BTreeMap<String, Option<f64>>,
     /// The state that is equal on all ranks: JSON text.
     pub state_json: String,
     /// The state of each rank: JSON text.
@@ -68,6 +75,12 @@ struct Head {
     attempt: String,
     tool: String,
     refers_to: Vec<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    committed_ns: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    root: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    metrics: BTreeMap<String, Option<f64>>,
     files: Vec<FileRecord>,
 }
 
@@ -82,6 +95,9 @@ impl Manifest {
             attempt: self.attempt.clone(),
             tool: self.tool.clone(),
             refers_to: self.refers_to.clone(),
+            committed_ns: self.committed_ns,
+            root: self.root.clone(),
+            metrics: self.metrics.clone(),
             files: self.files.clone(),
         };
         let mut text = serde_json::to_string(&head)
@@ -135,6 +151,9 @@ impl Manifest {
             files: head.files,
             refers_to: head.refers_to,
             tool: head.tool,
+            committed_ns: head.committed_ns,
+            root: head.root,
+            metrics: head.metrics,
             state_json,
             per_rank_json: items(&per_rank, file)?,
         })
@@ -246,6 +265,9 @@ mod tests {
             }],
             refers_to: vec![],
             tool: "drivetrain 0".into(),
+            committed_ns: Some(1_700_000_000_123_456_789),
+            root: Some("0123456789abcdef".into()),
+            metrics: BTreeMap::from([("loss".into(), Some(0.1)), ("nan".into(), None)]),
             state_json: r#"{"big": 123456789012345678901234567890, "x":[1e400, -0.0, "},]"]}"#
                 .into(),
             per_rank_json: vec!["{\"a\":1}".into(), "null".into()],

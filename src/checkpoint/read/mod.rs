@@ -61,6 +61,12 @@ async fn checked_manifest(store: &dyn Store, folder: &str) -> Result<Manifest> {
         let (expected, found) = (format!("step {step}"), format!("step {}", manifest.step));
         return Err(Error::corrupt(path, 0, expected, found, OLDER));
     }
+    check_sizes(store, folder, &manifest).await?;
+    Ok(manifest)
+}
+
+/// Whether the files that a manifest names are there in their full size; [`Error::Corrupt`] if not.
+pub async fn check_sizes(store: &dyn Store, folder: &str, manifest: &Manifest) -> Result<()> {
     let prefix = join(folder, &manifest.attempt);
     let listed = store.list(&prefix).await?;
     let sizes: BTreeMap<_, _> = listed.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
@@ -73,7 +79,7 @@ async fn checked_manifest(store: &dyn Store, folder: &str) -> Result<Manifest> {
         };
         return Err(Error::corrupt(path, found.0, bytes(file.size_bytes), found.1, OLDER));
     }
-    Ok(manifest)
+    Ok(())
 }
 
 fn bytes(n: u64) -> String {

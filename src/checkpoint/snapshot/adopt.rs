@@ -188,30 +188,30 @@ impl Parts {
         }
         let (starts, _) = image_starts(&self.images);
         for ((image, start), sums) in self.images.iter().zip(starts).zip(&self.sums) {
-            self.check_image(slot, image, DATA_START + start, sums)?;
+            check_image(slot, image, DATA_START + start, sums)?;
         }
         Ok(())
     }
+}
 
-    fn check_image(&self, slot: &Slot, image: &FileImage, base: usize, sums: &[u32]) -> Result<()> {
-        let header = (0, image.header.len() as u64, "header");
-        let entries = image.entries.iter().map(|e| (e.start, e.length, e.entry.as_str()));
-        let parts: Vec<_> = std::iter::once(header).chain(entries).collect();
-        if parts.len() != sums.len() {
-            return Err(damaged(slot, "a checksum of each entry", &sums.len().to_string()));
-        }
-        for ((start, length, name), &sum) in parts.into_iter().zip(sums) {
-            let rest = usize::try_from(start).ok().and_then(|at| slot.get(base..)?.get(at..));
-            let bytes = rest.and_then(|rest| rest.get(..usize::try_from(length).ok()?));
-            let bytes = bytes.ok_or_else(|| damaged(slot, name, "an entry beyond the slot"))?;
-            let found = crc32c(bytes);
-            if found != sum {
-                let expected = format!("{} {name} with crc32c {sum:08x}", image.name);
-                return Err(damaged(slot, &expected, &format!("{found:08x}")));
-            }
-        }
-        Ok(())
+fn check_image(slot: &Slot, image: &FileImage, base: usize, sums: &[u32]) -> Result<()> {
+    let header = (0, image.header.len() as u64, "header");
+    let entries = image.entries.iter().map(|e| (e.start, e.length, e.entry.as_str()));
+    let parts: Vec<_> = std::iter::once(header).chain(entries).collect();
+    if parts.len() != sums.len() {
+        return Err(damaged(slot, "a checksum of each entry", &sums.len().to_string()));
     }
+    for ((start, length, name), &sum) in parts.into_iter().zip(sums) {
+        let rest = usize::try_from(start).ok().and_then(|at| slot.get(base..)?.get(at..));
+        let bytes = rest.and_then(|rest| rest.get(..usize::try_from(length).ok()?));
+        let bytes = bytes.ok_or_else(|| damaged(slot, name, "an entry beyond the slot"))?;
+        let found = crc32c(bytes);
+        if found != sum {
+            let expected = format!("{} {name} with crc32c {sum:08x}", image.name);
+            return Err(damaged(slot, &expected, &format!("{found:08x}")));
+        }
+    }
+    Ok(())
 }
 
 fn damaged(slot: &Slot, expected: &str, found: &str) -> Error {
@@ -230,8 +230,8 @@ mod tests {
     use crate::memory::{SlotFile, shm_slots};
 
     fn place(folder: &tempfile::TempDir, rank: u32, world_size: u32) -> SlotPlace {
-        let uri = folder.path().to_str().unwrap();
-        SlotPlace::new(Some(folder.path().into()), uri, Some("job"), rank, world_size)
+        let shm = Some(folder.path().into());
+        SlotPlace::new(shm, "root", Some("job"), rank, world_size).at_root(Some(folder.path()))
     }
 
     fn identity(place: &SlotPlace, step: i64) -> Identity {
@@ -243,6 +243,7 @@ mod tests {
             step,
             op: 3,
             overwrite: false,
+            metrics: [("loss".to_string(), Some(0.1)), ("odd".to_string(), None)].into(),
         }
     }
 
@@ -260,7 +261,8 @@ mod tests {
             replicas: Vec::new(),
             pin_rank: None,
         };
-        let planned = Planned::new(place.rank, place.world_size, &[tensor.clone()]).unwrap();
+        let tensors = [tensor];
+        let planned = Planned::new(place.rank, place.world_size, &tensors).unwrap();
         let text = serde_json::to_vec(identity).unwrap();
         let mut record = Record {
             identity: &text,
@@ -271,7 +273,7 @@ mod tests {
         };
         let soon = Instant::now() + Duration::from_secs(1);
         let mut slot = slots.acquire(1 << 20, soon).unwrap();
-        let sums = stage(&mut slot, &planned.images, &planned.pieces, &[tensor]).unwrap();
+        let sums = stage(&mut slot, &planned.images, &planned.pieces, &tensors).unwrap();
         let words: Vec<u8> = sums.iter().flatten().flat_map(|sum| sum.to_le_bytes()).collect();
         record.sums = &words;
         seal(&mut slot, identity.step, DATA_START + planned.data_bytes, &record).unwrap();
@@ -298,6 +300,7 @@ mod tests {
         assert!(Claims::default().look(&place).is_empty(), "another process has it");
         assert!(claims.take(&slots, 8, 3).is_err());
         let adopted = claims.take(&slots, 7, 3).unwrap();
+        assert_eq!(adopted.identity, identity(&place, 7));
         assert_eq!(
             (adopted.state_json.as_str(), adopted.per_rank_json.as_str()),
             ("{\"n\":1}", "{}")

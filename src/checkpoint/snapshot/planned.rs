@@ -66,13 +66,17 @@ impl Planned {
     }
 }
 
+/// Piece (none for padding), name, start, length.
+type EntryRow = (Option<usize>, String, u64, u64);
+/// Path, dtype, shape, offsets, extent, length.
+type PieceRow = (String, String, Vec<i64>, Vec<i64>, Vec<i64>, u64);
+
 /// The stored form of a plan.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Layout {
-    /// Name, header bytes, size, entries (piece, name, start, length).
-    images: Vec<(String, usize, u64, Vec<(Option<usize>, String, u64, u64)>)>,
-    /// Path, dtype, shape, offsets, extent, length.
-    pieces: Vec<(String, String, Vec<i64>, Vec<i64>, Vec<i64>, u64)>,
+    /// Name, header bytes, size, entries.
+    images: Vec<(String, usize, u64, Vec<EntryRow>)>,
+    pieces: Vec<PieceRow>,
     groups: Vec<(Vec<u32>, Vec<String>)>,
 }
 

@@ -16,6 +16,7 @@
 //!
 //! The session number may come later than the seal, when the ranks first meet.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use serde::{Deserialize, Serialize};
@@ -34,7 +35,7 @@ const SESSION_AT: usize = 48;
 const PARTS: usize = 5;
 
 /// Whose snapshot it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// The run.
     pub run: String,
@@ -50,6 +51,9 @@ pub struct Identity {
     pub op: u64,
     /// Whether the save may replace a committed step.
     pub overwrite: bool,
+    /// What was measured of the state.
+    #[serde(default)]
+    pub metrics: BTreeMap<String, Option<f64>>,
 }
 
 /// What is stored beside the images.
@@ -189,6 +193,7 @@ impl Head {
     }
 }
 
+#[allow(clippy::cast_ptr_alignment, reason = "a slot starts on a page")]
 fn session_words(slot: &Slot) -> Option<[&AtomicU64; 2]> {
     slot.get(..PAGE_BYTES)?;
     // SAFETY: both words lie in the head page, 8-aligned, of memory that lives as long as the slot

@@ -3,7 +3,7 @@
 //! Fresh memory costs ten times a copy, so a slot is touched once and kept.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -77,10 +77,11 @@ pub struct SlotPlace {
 }
 
 impl SlotPlace {
-    /// Slots named by user, root, run and rank, in `folder` (default `$DRIVETRAIN_SHM_DIR`).
+    /// Slots named by user, root, run and rank, in `folder` (default `$DRIVETRAIN_SHM_DIR`). `root`
+    /// is the checkpoint root's name.
     pub fn new(
         folder: Option<PathBuf>,
-        uri: &str,
+        root: &str,
         run_id: Option<&str>,
         rank: u32,
         world_size: u32,
@@ -91,10 +92,17 @@ impl SlotPlace {
             let whole = xxh3_64(run.as_bytes());
             run = format!("{}{whole:016x}", &run[..RUN_BYTES_MAX - 16]);
         }
-        let root = root_identity(uri).or_else(|| run_id.map(|_| "named".into()));
-        let root_prefix = slot_prefix(xxh3_64(uri.as_bytes()));
+        let root_prefix = slot_prefix(xxh3_64(root.as_bytes()));
+        let root = run_id.map(|_| "named".into());
         let folder = folder.unwrap_or_else(shm_dir);
         Self { folder, root_prefix, run, root, rank, world_size }
+    }
+
+    /// The same, for a root that is this local folder.
+    #[must_use]
+    pub fn at_root(mut self, folder: Option<&Path>) -> Self {
+        self.root = folder.and_then(folder_identity).or(self.root);
+        self
     }
 
     /// Start of the names of a rank's slots.
@@ -159,9 +167,9 @@ impl SlotPlace {
     }
 }
 
-/// What tells a local folder from a later one of the same path; none for object stores.
-fn root_identity(uri: &str) -> Option<String> {
-    let meta = std::fs::metadata(uri).ok()?;
+/// What tells a folder from a later one of the same path.
+fn folder_identity(folder: &Path) -> Option<String> {
+    let meta = std::fs::metadata(folder).ok()?;
     // Inodes are used again soon; the time of birth is not.
     let born = meta.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     Some(format!("{}-{}-{}", meta.dev(), meta.ino(), born.unwrap_or_default().as_nanos()))

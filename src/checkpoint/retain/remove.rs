@@ -1,0 +1,100 @@
+//! Deleting. A step goes manifest first: from then on nobody takes it for a checkpoint, whatever a
+//! kill leaves of the rest. Files with foreign names stay, and so does their folder.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::adopt::forget;
+use crate::checkpoint::io::read_all;
+use crate::checkpoint::layout::{
+    MANIFEST, Manifest, is_attempt_dir, is_attempt_file, join, parse_step_dir, step_dir,
+};
+use crate::checkpoint::meet::FILES_FOLDER;
+use crate::error::{Error, Result};
+use crate::storage::local::is_temporary;
+use crate::storage::{ObjectMeta, Store};
+
+/// Left-overs of killed saves are swept when they are older than this: a save that is still
+/// running somewhere writes more often.
+const LEFTOVER_AGE_MIN: Duration = Duration::from_mins(30);
+
+async fn read_manifest(store: &dyn Store, step: i64) -> Result<Manifest> {
+    let path = join(&step_dir(step)?, MANIFEST);
+    Manifest::decode(&read_all(store, &path).await?, &path)
+}
+
+/// Removes a step, manifest first.
+pub async fn remove_step(store: &dyn Store, step: i64) -> Result<()> {
+    let folder = step_dir(step)?;
+    store.delete(&join(&folder, MANIFEST)).await?;
+    store.sync_dir(&folder).await?;
+    let files = store.list(&folder).await?;
+    remove_own(store, &folder, files.iter()).await?;
+    forget(store, step).await
+}
+
+/// Removes the attempt of a manifest that was replaced.
+pub async fn remove_replaced(store: &dyn Store, old: &Manifest) {
+    let Ok(folder) = step_dir(old.step) else { return };
+    for file in &old.files {
+        let _ = store.delete(&join(&folder, &file.path)).await;
+    }
+    let _ = store.remove_dir(&join(&folder, &old.attempt)).await;
+}
+
+/// Deletes those of `files` that a save wrote below the step folder, and folders left empty.
+async fn remove_own(
+    store: &dyn Store,
+    folder: &str,
+    files: impl Iterator<Item = &ObjectMeta>,
+) -> Result<()> {
+    let mut attempts = BTreeSet::new();
+    for file in files {
+        let Some(name) = file.path.strip_prefix(&format!("{folder}/")) else { continue };
+        match name.split_once('/') {
+            Some((attempt, inner))
+                if is_attempt_dir(attempt) && (is_attempt_file(inner) || is_temporary(inner)) =>
+            {
+                store.delete(&file.path).await?;
+                attempts.insert(attempt.to_string());
+            }
+            None if is_temporary(name) => store.delete(&file.path).await?,
+            _ => {}
+        }
+    }
+    for attempt in attempts {
+        let _ = store.remove_dir(&join(folder, &attempt)).await;
+    }
+    let _ = store.remove_dir(folder).await;
+    Ok(())
+}
+
+/// Removes old left-overs of killed saves: attempts that no manifest names in steps up to the
+/// newest, and meeting files. A step that others refer to keeps all its attempts: the chunks may be
+/// in one that was replaced.
+pub async fn sweep(store: &dyn Store, newest: i64, referred: &BTreeSet<i64>) -> Result<()> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let before_ns = now.saturating_sub(LEFTOVER_AGE_MIN).as_nanos() as i64;
+    let old = |file: &&ObjectMeta| file.mtime_ns != 0 && file.mtime_ns < before_ns;
+    for name in store.list_names("").await? {
+        let Some(step) = parse_step_dir(&name).filter(|&s| s <= newest) else { continue };
+        if referred.contains(&step) {
+            continue;
+        }
+        let folder = step_dir(step)?;
+        let attempt = match read_manifest(store, step).await {
+            Ok(manifest) => Some(manifest.attempt),
+            Err(Error::NotFound { .. }) => None,
+            // A damaged manifest does not say which attempt is its own, so all stay.
+            Err(_) => continue,
+        };
+        let named = attempt.map(|a| format!("{folder}/{a}/"));
+        let files = store.list(&folder).await?;
+        let loose = |f: &&ObjectMeta| !named.as_ref().is_some_and(|n| f.path.starts_with(n));
+        remove_own(store, &folder, files.iter().filter(old).filter(loose)).await?;
+    }
+    for file in store.list(FILES_FOLDER).await?.iter().filter(old) {
+        store.delete(&file.path).await?;
+    }
+    Ok(())
+}

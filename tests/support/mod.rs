@@ -1,0 +1,3 @@
+//! What several tests share and none owns.
+
+pub mod s3;
