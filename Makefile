@@ -7,8 +7,10 @@ help:  ## this list
 setup:  ## .venv with the release wheel and what tests and demo need
 	@scripts/setup.sh
 
+# The recipe reads DATA from its environment: a path may hold spaces and quotes.
+export DATA
 demo: setup  ## the whole promise in a few minutes: data, training, kills, resume, report
-	@.venv/bin/python examples/demo.py $(if $(DATA),--data $(DATA))
+	@.venv/bin/python examples/demo.py $(if $(DATA),--data "$$DATA")
 
 test: setup test-rust test-python  ## formatting, lints, Rust and Python tests
 
@@ -23,6 +25,7 @@ test-rust: setup
 test-python: setup
 	.venv/bin/ruff check python examples scripts benches
 	.venv/bin/ruff format --check python examples scripts benches
+	.venv/bin/mypy
 	.venv/bin/python -m pytest python/tests
 
 test-long: setup  ## what is too slow for every change

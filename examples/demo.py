@@ -12,6 +12,7 @@ Exit code 0 means that every promise was kept.
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -19,12 +20,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import drivetrain as dt
 from demo_logs import Attempt, read_attempt, tail
 from demo_report import Facts, write_report
+from driving_model import CAMERAS
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = Path(sys.executable).parent / "drivetrain"
@@ -35,6 +38,14 @@ BATCH_SIZE = 2
 SAVE_EVERY = 4
 #: Samples of one epoch: enough to learn, few enough for five minutes.
 SAMPLES = 64
+#: Samples of the last scene: each is also tested with the inputs of another one.
+HELD_OUT_MIN = 2
+#: What a sample must have.
+FIELDS = {
+    **dict.fromkeys(CAMERAS, "image"),
+    "LIDAR_TOP": "points",
+    "boxes": "boxes",
+}
 #: No launch of the training job may take longer.
 LAUNCH_S = 240.0
 POLL_S = 0.002
@@ -174,30 +185,63 @@ def make_data(args: argparse.Namespace) -> None:
     """Driving data from the seed, unless it is there or a root was given."""
     if args.data:
         return
-    args.data = args.out / "data"
+    args.data = str(args.out / "data")
     want = " ".join([*SYNTH, *LIDAR_POINTS])
     stamp = args.out / "data.made"
     if stamp.is_file() and stamp.read_text() == want:
         say(f"1. driving data: {args.data} is there")
         return
     shutil.rmtree(args.data, ignore_errors=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     say("1. driving data: making it from a seed")
     command = [str(PROGRAM), "synth", str(args.data), *SYNTH, *LIDAR_POINTS]
     subprocess.run(command, check=True)
     stamp.write_text(want)
 
 
-def enough(data: str | Path) -> str:
-    """Indexes the data, checks that there is enough of it, and returns the key of one sample."""
-    ds = dt.open(data)
-    scenes = [ds.row(i)["scene"] for i in range(len(ds))]
-    train = sum(scene != max(scenes) for scene in scenes)
-    if train < SAMPLES:
+def check_data(data: str) -> str:
+    """Indexes the data, ends the demo with advice if it will not do, and returns a sample's key."""
+    try:
+        ds = dt.open(data)
+        fields = {name: field.kind for name, field in ds.fields.items()}
+        lacking = lacks(fields, [ds.row(i)["scene"] for i in range(len(ds))])
+        lacking += [f"{name}: {count} files are missing" for name, count in missing(data).items()]
+    except dt.DrivetrainError as error:
+        raise SystemExit(f"the demo cannot use {data}: {error}") from None
+    if lacking:
         raise SystemExit(
-            f"{data} has {train} samples in {len(set(scenes)) - 1} scenes to train on; the demo "
-            f"needs {SAMPLES}, and one more scene to test on"
+            "\n  ".join([f"the demo cannot use {data}:", *lacking])
+            + "\nrun `make demo` without DATA= and it makes data of its own"
         )
     return ds.row(len(ds) // 2)["key"]
+
+
+def lacks(fields: dict[str, str], scenes: list[str]) -> list[str]:
+    """What a data set lacks for the demo, from its fields' kinds and each sample's scene."""
+    found = [
+        f"no field {name} of kind {kind}"
+        for name, kind in FIELDS.items()
+        if fields.get(name) != kind
+    ]
+    sizes = Counter(scenes)
+    tested = sizes.pop(max(sizes), 0) if sizes else 0
+    trained = sum(sizes.values())
+    if trained < SAMPLES:
+        found.append(
+            f"{trained} samples in {len(sizes)} scenes to train on: {SAMPLES} are needed, besides "
+            "the last scene, which is held out"
+        )
+    if tested < HELD_OUT_MIN:
+        found.append(f"{tested} samples in the last scene: {HELD_OUT_MIN} are needed to test on")
+    return found
+
+
+def missing(data: str) -> dict[str, int]:
+    """Files that the tables name and that are not there, per field the demo needs."""
+    command = [str(PROGRAM), "--json", "info", data]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    fields = json.loads(told)["fields"]
+    return {f["name"]: f["missing"] for f in fields if f["name"] in FIELDS and f["missing"]}
 
 
 def picture_page(data: str | Path, key: str, page: Path) -> Path | None:
@@ -219,12 +263,11 @@ def main() -> int:
     # Ended from outside, it still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_data(args)
+    key = check_data(args.data)
     for name in ("reference", "killed"):
         shutil.rmtree(args.out / name, ignore_errors=True)
         (args.out / name / "logs").mkdir(parents=True)
-    make_data(args)
-    key = enough(args.data)
     kills = plan(args.seed)
     say("2. training on two ranks, undisturbed: the reference")
     reference = Supervisor(args, args.out / "reference")

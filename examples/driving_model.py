@@ -1,11 +1,10 @@
 """A small multi-camera + LiDAR model: where around the car do vehicles stand?
 
-It is an example, not a benchmark: about 60,000 parameters that learn in a minute on two cores.
+It is an example, not a benchmark: about 65,000 parameters that learn in a minute on two cores.
 Pictures go through a tiny CNN, points through a tiny PointNet on 2 m pillars; both meet on a
-bird's-eye grid of 16 x 16 cells of 4 m around the LiDAR (x right, y forward).
+bird's-eye grid of 16 x 16 cells of 4 m around the LiDAR (x right, y forward). A second head has
+the pictures alone: in which directions is a vehicle near?
 """
-
-import math
 
 import torch
 from torch import nn
@@ -22,6 +21,8 @@ CAMERAS = {
 }
 #: Vertical strips of each picture that get a feature of their own.
 STRIPS = 4
+#: Parts of a strip from top to bottom: how low a vehicle stands in a picture tells how near it is.
+LEVELS = 4
 #: Half of the horizontal field of view a strip is looked up in, degrees.
 HALF_VIEW_DEG = 35.0
 #: Half side of the bird's-eye grid, metres.
@@ -32,14 +33,18 @@ CELLS = 16
 #: of cars, taller things, trees and houses.
 BAND_EDGES_M = (-1.6, -0.9, -0.2, 1.2)
 BANDS = len(BAND_EDGES_M) + 1
-#: Vehicles nearer than this count for the cameras' own head, metres.
-NEAR_M = 24.0
+#: What a vehicle covers nearer than this counts for the cameras' own head, metres.
+NEAR_M = 12.0
+#: Points per side at which a vehicle's outline from above is looked at, along and across.
+OUTLINE = (5, 3)
+#: Share of the two heads in the loss.
+OCCUPANCY_WEIGHT, NEAR_WEIGHT = 4.0, 2.0
 #: Columns of a point: x, y, z, intensity, ring, dt_s.
 POINT_COLUMNS = 6
 
 
 class Cameras(nn.Module):
-    """(B, 6, 3, H, W) pictures to (B, 6 * STRIPS, C) features, one per picture strip."""
+    """(B, 6, 3, H, W) pictures to (B, 6 * STRIPS, C * LEVELS) features, one row per strip."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -58,9 +63,8 @@ class Cameras(nn.Module):
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
         batch, count = pictures.shape[:2]
         maps = self.net(pictures.flatten(0, 1))
-        strips = [strip.mean((2, 3)) for strip in maps.chunk(STRIPS, dim=3)]
-        features = torch.stack(strips, dim=1)
-        return features.reshape(batch, count * STRIPS, -1)
+        cells = functional.adaptive_avg_pool2d(maps, (LEVELS, STRIPS))
+        return cells.permute(0, 3, 1, 2).reshape(batch, count * STRIPS, -1)
 
 
 class Pillars(nn.Module):
@@ -105,32 +109,26 @@ class Pillars(nn.Module):
 
 def strip_of_cell() -> torch.Tensor:
     """(CELLS * CELLS,) which camera strip looks at each cell of the grid (rows go forward)."""
-    step = 2 * REACH_M / CELLS
-    found = []
-    for row in range(CELLS):
-        for column in range(CELLS):
-            x, y = (column + 0.5) * step - REACH_M, (row + 0.5) * step - REACH_M
-            left_deg = math.degrees(math.atan2(-x, y))
-            found.append(strip_at(left_deg))
-    return torch.tensor(found)
+    middle = (torch.arange(CELLS) + 0.5) * (2 * REACH_M / CELLS) - REACH_M
+    y, x = torch.meshgrid(middle, middle, indexing="ij")
+    return strip_at(x, y).flatten()
 
 
-def strip_at(left_deg: float) -> int:
-    """The camera strip that looks `left_deg` degrees to the left of forward."""
-
-    def aside(yaw_deg: float) -> float:
-        return (left_deg - yaw_deg + 180.0) % 360.0 - 180.0
-
-    camera = min(range(len(CAMERAS)), key=lambda i: abs(aside(list(CAMERAS.values())[i])))
-    right = 0.5 - 0.5 * aside(list(CAMERAS.values())[camera]) / HALF_VIEW_DEG
-    return camera * STRIPS + min(max(int(right * STRIPS), 0), STRIPS - 1)
+def strip_at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The camera strip that looks towards points (x right, y forward), of their shape."""
+    left_deg = torch.rad2deg(torch.atan2(-x, y))
+    aside = (left_deg[..., None] - torch.tensor(list(CAMERAS.values())) + 180.0) % 360.0 - 180.0
+    camera = aside.abs().argmin(-1, keepdim=True)
+    right = 0.5 - 0.5 * aside.gather(-1, camera) / HALF_VIEW_DEG
+    strip = camera * STRIPS + (right * STRIPS).floor().clamp(0, STRIPS - 1).long()
+    return strip[..., 0]
 
 
 class DrivingModel(nn.Module):
     """Pictures and points of B samples to occupancy and near-vehicle logits.
 
     Returns (B, CELLS, CELLS) logits of "a vehicle's centre is in this cell" and (B, 24) logits of
-    "a vehicle within NEAR_M in this camera strip".
+    "a vehicle reaches within NEAR_M in this camera strip".
     """
 
     def __init__(self) -> None:
@@ -146,16 +144,28 @@ class DrivingModel(nn.Module):
         self.fuse = nn.Sequential(
             nn.Conv2d(64, 48, 3, padding=1), nn.ReLU(), nn.Dropout(0.1), nn.Conv2d(48, 1, 1)
         )
-        self.near = nn.Linear(32, 1)
+        self.near = nn.Sequential(nn.Linear(32 * LEVELS, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.look = nn.Linear(32 * LEVELS, 32)
         self.register_buffer("strip", strip_of_cell(), persistent=False)
 
     def forward(
         self, pictures: torch.Tensor, points: torch.Tensor, offsets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         strips = self.cameras(pictures)
-        seen = strips[:, self.strip].transpose(1, 2).reshape(len(strips), -1, CELLS, CELLS)
+        seen = self.look(strips)[:, self.strip].transpose(1, 2)
+        seen = seen.reshape(len(strips), -1, CELLS, CELLS)
         grid = self.grid(self.pillars(points, offsets))
         return self.fuse(torch.cat([grid, seen], dim=1))[:, 0], self.near(strips)[:, :, 0]
+
+
+def outlines(boxes: torch.Tensor) -> torch.Tensor:
+    """Boxes (N, 7) to (N, 15, 2) points that cover each from above, x and y in metres."""
+    along, across = (torch.linspace(-0.5, 0.5, count) for count in OUTLINE)
+    inside = torch.cartesian_prod(along, across)
+    ahead, aside = (inside * boxes[:, None, 3:5]).unbind(-1)
+    cos, sin = torch.cos(boxes[:, 6:7]), torch.sin(boxes[:, 6:7])
+    turned = torch.stack([ahead * cos - aside * sin, ahead * sin + aside * cos], dim=-1)
+    return boxes[:, None, :2] + turned
 
 
 def targets(
@@ -165,17 +175,17 @@ def targets(
     batch = offsets.numel() - 1
     grid = torch.zeros(batch, CELLS, CELLS)
     near = torch.zeros(batch, len(CAMERAS) * STRIPS)
-    bounds = offsets.tolist()
-    for sample in range(batch):
-        for i in range(bounds[sample], bounds[sample + 1]):
-            x, y = float(boxes[i, 0]), float(boxes[i, 1])
-            column, row = ((math.floor((v + REACH_M) * CELLS / (2 * REACH_M))) for v in (x, y))
-            if not names[i].startswith("vehicle.") or not math.isfinite(x + y):
-                continue
-            if 0 <= column < CELLS and 0 <= row < CELLS:
-                grid[sample, row, column] = 1.0
-            if math.hypot(x, y) < NEAR_M:
-                near[sample, strip_at(math.degrees(math.atan2(-x, y)))] = 1.0
+    sample = torch.repeat_interleave(torch.arange(batch), offsets.diff())
+    wanted = torch.tensor([name.startswith("vehicle.") for name in names], dtype=torch.bool)
+    wanted &= boxes.isfinite().all(1)
+    boxes, sample = boxes[wanted], sample[wanted]
+    cell = ((boxes[:, :2] + REACH_M) * (CELLS / (2 * REACH_M))).floor().long()
+    inside = ((cell >= 0) & (cell < CELLS)).all(1)
+    grid[sample[inside], cell[inside, 1], cell[inside, 0]] = 1.0
+    points = outlines(boxes)
+    close = points.norm(dim=-1) < NEAR_M
+    strip = strip_at(points[..., 0], points[..., 1])
+    near[sample[:, None].expand_as(strip)[close], strip[close]] = 1.0
     return grid, near
 
 
@@ -190,4 +200,5 @@ def loss_of(
     ).mean((1, 2))
     near = functional.binary_cross_entropy_with_logits(said[1], wanted[1], reduction="none").mean(1)
     weight = valid.to(torch.float32)
-    return ((4.0 * occupancy + near) * weight).sum() / weight.sum().clamp(min=1.0)
+    both = OCCUPANCY_WEIGHT * occupancy + NEAR_WEIGHT * near
+    return (both * weight).sum() / weight.sum().clamp(min=1.0)

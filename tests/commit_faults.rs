@@ -272,6 +272,11 @@ fn a_fault_on_one_rank_is_one_error_on_all_and_leaves_nothing() {
         let errors: Vec<_> = saved.into_iter().map(|s| s.unwrap_err().to_string()).collect();
         assert_eq!(errors[0], errors[1], "{what}");
         assert!(errors[0].contains(&format!("rank {bad}")), "{what}: {}", errors[0]);
+        if errors[0].contains("outcome unknown") {
+            // The manifest is there, and a rank that heard nothing may count on it.
+            assert_eq!(steps, [(1, None)], "{what}");
+            continue;
+        }
         assert!(steps.is_empty(), "{what}: {steps:?}");
         drop(two);
         let left = walk(dir.path());

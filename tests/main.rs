@@ -10,6 +10,7 @@ mod fault_store;
 mod index;
 mod loader;
 mod memory;
+mod mesh;
 mod mmdet;
 mod nuscenes;
 mod order;

@@ -1,5 +1,5 @@
-//! The object adapter against a server that fails: it loses answers, cuts bodies, hangs and refuses,
-//! each at a chosen request.
+//! The object adapter against a server that fails: it loses answers, cuts bodies, hangs and
+//! refuses, each at a chosen request.
 
 use std::sync::Arc;
 

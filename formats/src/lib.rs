@@ -6,6 +6,7 @@ pub mod fuzz;
 pub mod mmdet3d;
 pub mod nuscenes;
 pub mod pickle;
+pub mod torch;
 pub mod webdataset;
 
 pub use error::{Error, Result};

@@ -10,6 +10,9 @@ from typing import Any
 from drivetrain._native import InvalidArgument
 from drivetrain._sizes import integer
 
+#: What the native loader takes: names with None or the form's values.
+Requests = list[tuple[str, dict[str, Any] | None]]
+
 #: Largest coordinate that fits the engine's numbers; its own limits are tighter.
 PIXELS_MAX = 2**32 - 1
 #: The same for counts of sweeps and points.
@@ -71,7 +74,7 @@ class Points:
     max_points: int | None = None
 
 
-def _triple(value: Any, default: float, name: str) -> tuple[float, float, float]:
+def _triple(value: Any, default: float, name: str) -> tuple[float, ...]:
     if value is None:
         return (default,) * 3
     if isinstance(value, (int, float)):
@@ -149,7 +152,7 @@ def _names(value: Any, name: str) -> list[str]:
     return names
 
 
-def native_fields(fields: Mapping[str, Any] | Sequence[str] | None) -> list[tuple] | None:
+def native_fields(fields: Mapping[str, Any] | Sequence[str] | None) -> Requests | None:
     """Requests as the native loader takes them: (name, None or a dict).
 
     A mapping's values are `Image`, `Points` or None for the natural form; a sequence of names asks
@@ -159,7 +162,7 @@ def native_fields(fields: Mapping[str, Any] | Sequence[str] | None) -> list[tupl
         return None
     if not isinstance(fields, Mapping):
         fields = dict.fromkeys(fields)
-    native = []
+    native: Requests = []
     for name, form in fields.items():
         if form is None:
             native.append((name, None))

@@ -300,8 +300,9 @@ impl SaveHandle {
 
 /// A committed step, open for reading.
 #[pyclass(frozen, module = "drivetrain._native")]
-struct OpenStep {
-    inner: checkpoint::OpenStep,
+pub struct OpenStep {
+    /// The engine's.
+    pub inner: checkpoint::OpenStep,
 }
 
 #[pymethods]

@@ -9,6 +9,7 @@ mod checkpoint;
 mod cli;
 mod dataset;
 mod errors;
+mod exchange;
 mod loader;
 
 mod meet;
@@ -27,5 +28,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     transforms::register(module)?;
     loader::register(module)?;
     checkpoint::register(module)?;
+    exchange::register(module)?;
     cli::register(module)
 }

@@ -240,9 +240,11 @@ fn seconds_dict<'py>(py: Python<'py>, stats: &LoaderStats) -> PyResult<Bound<'py
         ("plan", seconds.plan),
         ("memory_wait", seconds.memory_wait),
         ("fetch", seconds.fetch),
+        ("reading", seconds.reading),
         ("decode", seconds.decode),
         ("assemble", seconds.assemble),
         ("deliver_wait", seconds.deliver_wait),
+        ("start_wait", seconds.start_wait),
         ("consumer", seconds.consumer),
         ("elapsed", seconds.elapsed),
     ] {

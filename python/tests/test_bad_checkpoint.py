@@ -246,6 +246,46 @@ def test_a_full_disk_keeps_the_older_step(tmp_path, blocking, mib):
     in_namespace('mount -t tmpfs -o size=16m none "$ROOT"', script, root)
 
 
+@pytest.mark.parametrize(
+    ("options", "fill", "told"),
+    [
+        # No byte left; and bytes enough, but no file may be made any more.
+        ("size=1m", "file.write(bytes(2 << 20))", "need 5 bytes, have 0 bytes"),
+        ("size=1m,nr_inodes=2", "pass", "no inodes left"),
+    ],
+)
+def test_a_root_without_any_room_is_refused_at_once(tmp_path, options, fill, told):
+    root = tmp_path / "disk"
+    root.mkdir()
+    script = f"""
+        import contextlib, os
+        import drivetrain as dt
+        root = os.environ["ROOT"]
+        with contextlib.suppress(OSError), open(root + "/foreign.bin", "wb", 0) as file:
+            {fill}
+        for place in (root, root + "/run"):
+            try:
+                dt.Checkpointer(place, shm_dir=None)
+            except dt.NoSpace as error:
+                assert {told!r} in str(error) and root in str(error), error
+            else:
+                raise SystemExit("it was accepted")
+        left = [os.path.join(a, f) for a, _, c in os.walk(root) for f in c]
+        assert left == [root + "/foreign.bin"], left
+        os.unlink(root + "/foreign.bin")
+        dt.Checkpointer(root, shm_dir=None).close()
+        assert [f for _, _, c in os.walk(root) for f in c] == []
+    """
+    in_namespace(f'mount -t tmpfs -o {options} none "$ROOT"', script, root)
+
+
+def test_a_root_without_any_room_by_script(tmp_path, monkeypatch):
+    monkeypatch.setenv("DRIVETRAIN_FAULT", "enospc@put_new:1")
+    with pytest.raises(dt.NoSpace, match=r"need 5 bytes, have 0 bytes"):
+        dt.Checkpointer(tmp_path / "run")
+    assert [f for f in (tmp_path / "run").rglob("*") if f.is_file()] == []
+
+
 def test_a_read_only_root_is_refused_at_once(tmp_path):
     root = tmp_path / "disk"
     root.mkdir()

@@ -107,6 +107,76 @@ def test_every_seed_plans_a_kill_of_each_kind_at_its_own_save():
     assert len(orders) > 10
 
 
+GOOD = [scene for scene in "abcde" for _ in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("change", "scenes", "words"),
+    [
+        ({}, GOOD, []),
+        ({"CAM_BACK": None}, GOOD, ["no field CAM_BACK of kind image"]),
+        ({"LIDAR_TOP": "bytes"}, GOOD, ["no field LIDAR_TOP of kind points"]),
+        ({}, GOOD[1:], ["63 samples in 4 scenes to train on: 64 are needed"]),
+        ({}, ["a"] * 200, ["0 samples in 0 scenes to train on"]),
+        ({}, ["a"] * 64 + ["b"], ["1 samples in the last scene"]),
+        ({}, [], ["0 samples in 0 scenes", "0 samples in the last scene"]),
+    ],
+)
+def test_what_a_data_set_lacks_is_named(change, scenes, words):
+    told = demo.lacks({**demo.FIELDS, **change}, scenes)
+    assert len(told) == len(words)
+    assert all(word in line for word, line in zip(words, told)), told
+
+
+def refused(folder, data):
+    """Runs the demo on data that will not do, and returns what it said."""
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(folder / "out")]
+    done = subprocess.run(
+        [*command, "--data", str(data)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert not (folder / "out").exists()
+    return done.stderr
+
+
+def test_the_demo_refuses_data_that_will_not_do(tmp_path):
+    root = tmp_path / "it's a drive"
+    command = [str(demo.PROGRAM), "synth", str(root), "--scenes", "2", "--keyframes", "3"]
+    subprocess.run(
+        [*command, "--image-size", "160x90", "--lidar-points", "640"], check=True, timeout=120
+    )
+    next((root / "samples" / "CAM_BACK").iterdir()).unlink()
+    said = refused(tmp_path, root)
+    assert "3 samples in 1 scenes to train on: 64 are needed" in said
+    assert "CAM_BACK: 1 files are missing" in said
+    said = refused(tmp_path, tmp_path / "nothing here")
+    assert "the demo cannot use" in said and "nothing here" in said
+
+
+def test_targets_of_boxes_worked_out_by_hand():
+    torch = pytest.importorskip("torch")
+    import driving_model as model
+
+    nan = float("nan")
+    boxes = torch.tensor(
+        [
+            # Ahead of the car, across its way: 4 m long, from x = -2 to 2, at y = 10.
+            [0.0, 10.0, 0.0, 4.0, 1.0, 1.5, 0.0],
+            [5.0, 5.0, 0.0, 1.0, 1.0, 1.8, 0.0],
+            [nan, 5.0, 0.0, 4.0, 2.0, 1.5, 0.0],
+            # Of the second sample: behind the car, 20 m away.
+            [-1.0, -20.0, 0.0, 4.0, 2.0, 1.5, 0.0],
+        ]
+    )
+    names = ["vehicle.car", "human.pedestrian.adult", "vehicle.car", "vehicle.truck"]
+    grid, near = model.targets(boxes, torch.tensor([0, 3, 4]), names)
+    # Cells of 4 m from -32 m: row of y, column of x.
+    assert grid.nonzero().tolist() == [[0, 10, 8], [1, 3, 7]]
+    # The first spans 11 degrees to both sides of ahead: the two strips in the middle of the first
+    # camera, 17.5 degrees each. The truck is not near.
+    assert near.nonzero().tolist() == [[0, 1], [0, 2]]
+
+
 def run(folder, name, attempt_number, fault=""):
     """Starts the training job on one rank, on very little data; returns its exit code and log."""
     environment = {

@@ -216,10 +216,20 @@ def test_stats_name_the_bottleneck_and_count_by_engine(tar):
     list(loader)
     stats = loader.stats()
     assert stats["batches"] == 6 and stats["samples"] == 24
-    assert stats["bottleneck"] in {"storage", "decode", "consumer"}
+    assert stats["bottleneck"] in {"storage", "decode", "trainer", "start-up"}
     assert stats["io"]["uring_reads"] + stats["io"]["thread_reads"] >= stats["reads"] > 0
     assert stats["wanted_bytes"] <= stats["read_bytes"]
-    assert {"plan", "fetch", "decode", "deliver_wait"} <= set(stats["seconds"])
+    seconds = stats["seconds"]
+    assert {"plan", "fetch", "decode", "deliver_wait"} <= set(seconds)
+    assert 0 < seconds["reading"] <= seconds["fetch"]
+    assert 0 < seconds["start_wait"] <= seconds["deliver_wait"]
+
+
+def test_a_slow_trainer_is_named_the_bottleneck(tar):
+    loader = dt.DataLoader(tar, 4)
+    for _ in loader:
+        time.sleep(0.1)
+    assert loader.stats()["bottleneck"] == "trainer"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,16 @@
 //! | `meet/`, `agree` | how ranks meet, with deadlines |
 //! | `commit/` | data files → table → manifest, and taking back what failed |
 //! | `read/` | candidates, opening, filling tensors, verifying |
+//! | `exchange/` | folders that other programs coordinate, read or write |
 //! | `retain/` | which steps stay, whose they are, deleting |
-//! | `rects` | rectangles: common parts, copies, the coverage proof |
+//! | `rects`, `flat` | rectangles and flat ranges: common parts, copies, the coverage proof |
 //! | `checkpointer`, `handle` | what callers hold |
 
 mod agree;
 mod checkpointer;
 mod commit;
+pub mod exchange;
+pub mod flat;
 mod handle;
 mod io;
 pub mod layout;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::flat::fits;
 use super::layout::{Dtype, Piece, shape_bytes};
 use super::rects::Rect;
 use crate::error::{Error, Result};
@@ -22,7 +23,8 @@ pub struct TensorIn<'a> {
     pub dtype: String,
     /// Shape of the whole tensor, in elements.
     pub shape: Vec<i64>,
-    /// The rectangle that `data` holds.
+    /// The rectangle that `data` holds, or the range of the flattened tensor (see
+    /// [`flat`](super::flat)).
     pub rect: Rect,
     /// Its bytes, row-major.
     pub data: &'a [u8],
@@ -84,7 +86,7 @@ fn check(tensor: &TensorIn<'_>, rank: u32, world_size: u32) -> Result<Dtype> {
     let bad = |expected: &str, found: String| {
         Err(Error::invalid(format!("tensor {}", tensor.path), expected, found))
     };
-    if !tensor.rect.is_inside(&tensor.shape) {
+    if !fits(&tensor.rect, &tensor.shape) {
         let found = format!("{} of {:?}", tensor.rect.describe(), tensor.shape);
         return bad("a rectangle inside the tensor", found);
     }
@@ -243,7 +245,7 @@ mod tests {
         let data = [0; 16];
         let good = tensor("w", &[4], &data, &[]);
         let wrong: [fn(&mut TensorIn<'_>); 6] = [
-            |t| t.shape = vec![5, 1],
+            |t| t.shape = vec![3, 1],
             |t| t.rect.offsets = vec![1],
             |t| t.dtype = "F64".into(),
             |t| t.replicas = vec![1, 2],

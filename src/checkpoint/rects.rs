@@ -203,6 +203,13 @@ impl Runs {
         })
     }
 
+    /// The same runs when both boxes start this many bytes later.
+    pub fn shifted(mut self, source_bytes: u64, target_bytes: u64) -> Self {
+        self.source_base += source_bytes;
+        self.target_base += target_bytes;
+        self
+    }
+
     /// Byte offsets of run `k` in the stored and in the wanted box.
     pub fn at(&self, k: u64) -> (u64, u64) {
         let (mut source, mut target, mut rest) = (self.source_base, self.target_base, k);

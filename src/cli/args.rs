@@ -1,6 +1,8 @@
 //! Argument forms several verbs share: sizes with units, picture sizes, `key=value` options.
 
-use crate::storage::OptionMap;
+use crate::error::Result as EngineResult;
+use crate::index::{SampleTable, open_dataset};
+use crate::storage::{OptionMap, StorageOptions};
 
 /// Units of a byte size, largest first, binary and decimal.
 const UNITS: [(&str, u64); 9] = [
@@ -28,6 +30,26 @@ impl StorageArgs {
     /// The options as a map; the last of equal keys wins.
     pub fn map(&self) -> OptionMap {
         self.storage_option.iter().cloned().collect()
+    }
+}
+
+/// A data set to open, for the verbs that look at one.
+#[derive(Debug, clap::Args)]
+pub struct DatasetArgs {
+    /// Data set or index file
+    uri: String,
+    /// auto, nuscenes, nuscenes:<table folder>, webdataset or mmdet3d
+    #[arg(long, default_value = "auto")]
+    format: String,
+    #[command(flatten)]
+    storage: StorageArgs,
+}
+
+impl DatasetArgs {
+    /// Opens it; the options are those its files are read with.
+    pub fn open(&self) -> EngineResult<(SampleTable, StorageOptions)> {
+        let options = StorageOptions { options: self.storage.map() };
+        Ok((open_dataset(&self.uri, &self.format, None, &options)?, options))
     }
 }
 

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
 
-use crate::cli::args::StorageArgs;
+use crate::cli::args::DatasetArgs;
 use crate::cli::output::{Bar, Output};
 use crate::cli::{EXIT_OK, EXIT_PROBLEMS};
 use crate::error::{Error, Result};
-use crate::index::{BlobReader, BlobRef, SampleTable, open_dataset};
+use crate::index::{BlobReader, BlobRef, SampleTable};
 use crate::storage::StorageOptions;
 use crate::transform::{ImageScratch, natural};
 
@@ -23,13 +23,8 @@ const THREADS_MAX: usize = 16;
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Data set or index file
-    uri: String,
-    /// auto, nuscenes, nuscenes:<table folder>, webdataset or mmdet3d
-    #[arg(long, default_value = "auto")]
-    format: String,
     #[command(flatten)]
-    storage: StorageArgs,
+    dataset: DatasetArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,8 +45,7 @@ struct Report {
 
 /// Checks the data set; 1 if there are problems.
 pub fn run(args: Args, out: &Output) -> Result<u8> {
-    let options = StorageOptions { options: args.storage.map() };
-    let table = open_dataset(&args.uri, &args.format, None, &options)?;
+    let (table, options) = args.dataset.open()?;
     let bar = out.progress(table.len() as u64, "checking");
     let report = check(&table, &options, &bar)?;
     drop(bar);

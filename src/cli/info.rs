@@ -5,11 +5,10 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::cli::EXIT_OK;
-use crate::cli::args::StorageArgs;
+use crate::cli::args::DatasetArgs;
 use crate::cli::output::Output;
 use crate::error::Result;
-use crate::index::{SampleTable, open_dataset};
-use crate::storage::StorageOptions;
+use crate::index::SampleTable;
 
 /// Keys shown as examples.
 const KEYS_SHOWN: usize = 3;
@@ -17,19 +16,14 @@ const KEYS_SHOWN: usize = 3;
 /// Arguments of `info`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Data set or index file
-    uri: String,
-    /// auto, nuscenes, nuscenes:<table folder>, webdataset or mmdet3d
-    #[arg(long, default_value = "auto")]
-    format: String,
     #[command(flatten)]
-    storage: StorageArgs,
+    dataset: DatasetArgs,
 }
 
 /// Opens the data set and describes it.
 pub fn run(args: Args, out: &Output) -> Result<u8> {
-    let options = StorageOptions { options: args.storage.map() };
-    describe(&open_dataset(&args.uri, &args.format, None, &options)?, out)?;
+    let (table, _) = args.dataset.open()?;
+    describe(&table, out)?;
     Ok(EXIT_OK)
 }
 

@@ -3,34 +3,26 @@
 use std::path::PathBuf;
 
 use crate::cli::EXIT_OK;
-use crate::cli::args::StorageArgs;
+use crate::cli::args::DatasetArgs;
 use crate::cli::output::Output;
 use crate::error::{Error, Result};
-use crate::index::open_dataset;
-use crate::storage::StorageOptions;
 use crate::view;
 
 /// Arguments of `view`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Data set or index file
-    uri: String,
+    #[command(flatten)]
+    dataset: DatasetArgs,
     /// Key of the sample, or the number of its row
     key: String,
     /// Page to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// auto, nuscenes, nuscenes:<table folder>, webdataset or mmdet3d
-    #[arg(long, default_value = "auto")]
-    format: String,
-    #[command(flatten)]
-    storage: StorageArgs,
 }
 
 /// Writes the page.
 pub fn run(args: Args, out: &Output) -> Result<u8> {
-    let options = StorageOptions { options: args.storage.map() };
-    let table = open_dataset(&args.uri, &args.format, None, &options)?;
+    let (table, options) = args.dataset.open()?;
     let by_key = table.find(&args.key);
     let by_row = args.key.parse().ok().filter(|row| *row < table.len());
     let page = match by_key.or(by_row) {

@@ -1,7 +1,7 @@
 //! Fetch: one merged read into a buffer, handed out to the jobs that wait for parts of it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -10,7 +10,6 @@ use super::pass::Watch;
 use super::work::{Job, StepWork};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
-use crate::telemetry::Stage;
 
 /// Reads of one loader at a time: enough to keep an NVMe drive or an object store busy, few enough
 /// that an older step's reads do not wait long behind a younger one's.
@@ -39,12 +38,12 @@ pub async fn fetch(work: Arc<StepWork>, read: Read, buffer: Buffer, users: Vec<U
         return;
     }
     work.read_started(read.source, read.offset, read.length);
-    let started = Instant::now();
+    let timer = engine.stages.time_read();
     let result = match tokio::time::timeout(READ_DEADLINE, read_range(&work, &read, buffer)).await {
         Ok(result) => result,
         Err(_) => Err(stalled(&work, &read)),
     };
-    engine.stages.add(Stage::Fetch, started.elapsed());
+    drop(timer);
     work.read_ended(read.source, read.offset);
     if result.is_ok() {
         engine.stages.read(read.length, users.iter().map(|u| piece_bytes(u) as u64).sum());

@@ -211,6 +211,7 @@ impl Loader {
         self.cursor.lock().check_current(state.pass())?;
         let engine = self.current_engine(state)?;
         let _timer = engine.stages.time(Stage::Wait);
+        let _start = state.is_fresh().then(|| engine.stages.time(Stage::StartWait));
         let started = Instant::now();
         let batch = self.wait(state, &engine, started, go_on)?;
         self.hand_out(state, &engine, batch)

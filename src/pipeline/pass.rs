@@ -122,6 +122,11 @@ impl PassState {
         (self.share.first..self.pass.steps).step_by(stride)
     }
 
+    /// Whether nothing was handed out yet.
+    pub fn is_fresh(&self) -> bool {
+        self.inner.lock().next == self.share.first
+    }
+
     /// Whether it was made by this process: a forked child has none of its threads.
     pub fn is_ours(&self) -> bool {
         self.pid == std::process::id()

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::report::{LoaderReport, StageSeconds};
 
 /// Where a loader spends time.
@@ -20,11 +22,13 @@ pub enum Stage {
     Assemble,
     /// The caller waiting for a batch.
     Wait,
+    /// Of these waits, those for the first batch of a pass.
+    StartWait,
     /// The caller between two batches.
     Consume,
 }
 
-const STAGES: usize = 7;
+const STAGES: usize = 8;
 
 /// Counters of one loader since it was made.
 #[derive(Debug)]
@@ -40,6 +44,22 @@ pub struct Stages {
     bad_samples: AtomicU64,
     copied_batches: AtomicU64,
     private_bytes: AtomicU64,
+    reading: Mutex<Reading>,
+}
+
+/// Time in which at least one read is under way.
+#[derive(Debug, Default)]
+struct Reading {
+    reads: u64,
+    /// When the first of them started.
+    since: Option<Instant>,
+    spent: Duration,
+}
+
+impl Reading {
+    fn so_far(&self) -> Duration {
+        self.spent + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
 }
 
 impl Default for Stages {
@@ -56,6 +76,7 @@ impl Default for Stages {
             bad_samples: AtomicU64::new(0),
             copied_batches: AtomicU64::new(0),
             private_bytes: AtomicU64::new(0),
+            reading: Mutex::default(),
         }
     }
 }
@@ -69,6 +90,20 @@ impl Stages {
     /// Adds the time from now until the timer is dropped.
     pub fn time(&self, stage: Stage) -> StageTimer<'_> {
         StageTimer { stages: self, stage, started: Instant::now() }
+    }
+
+    /// A read is under way until the timer is dropped.
+    pub fn time_read(&self) -> ReadTimer<'_> {
+        self.reading(|reading| {
+            reading.reads += 1;
+            reading.since.get_or_insert_with(Instant::now);
+        });
+        ReadTimer { stages: self, started: Instant::now() }
+    }
+
+    /// The lock is held for some instructions, twice per read, and never across an await.
+    fn reading<T>(&self, look: impl FnOnce(&mut Reading) -> T) -> T {
+        look(&mut self.reading.lock())
     }
 
     /// A batch of `samples` samples and `bytes` bytes reached the caller.
@@ -108,9 +143,11 @@ impl Stages {
             plan: self.seconds(Stage::Plan),
             memory_wait: self.seconds(Stage::Memory),
             fetch: self.seconds(Stage::Fetch),
+            reading: self.reading(|reading| reading.so_far()).as_secs_f64(),
             decode: self.seconds(Stage::Decode),
             assemble: self.seconds(Stage::Assemble),
             deliver_wait: self.seconds(Stage::Wait),
+            start_wait: self.seconds(Stage::StartWait),
             consumer: self.seconds(Stage::Consume),
             elapsed: self.started.elapsed().as_secs_f64(),
         };
@@ -145,6 +182,26 @@ impl Drop for StageTimer<'_> {
     }
 }
 
+/// A read under way; its time goes to [`Stage::Fetch`] when dropped, done or not.
+#[derive(Debug)]
+pub struct ReadTimer<'a> {
+    stages: &'a Stages,
+    started: Instant,
+}
+
+impl Drop for ReadTimer<'_> {
+    fn drop(&mut self) {
+        self.stages.add(Stage::Fetch, self.started.elapsed());
+        self.stages.reading(|reading| {
+            reading.reads = reading.reads.saturating_sub(1);
+            if reading.reads == 0 {
+                reading.spent = reading.so_far();
+                reading.since = None;
+            }
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,5 +221,18 @@ mod tests {
         assert_eq!((report.reads, report.read_bytes, report.wanted_bytes), (1, 100, 80));
         assert_eq!((report.batches, report.samples, report.batch_bytes), (1, 4, 1000));
         assert_eq!((report.bad_samples, report.copied_batches, report.private_bytes), (1, 1, 7));
+    }
+
+    #[test]
+    fn reads_that_overlap_count_once() {
+        let stages = Stages::default();
+        let reads = [stages.time_read(), stages.time_read(), stages.time_read()];
+        std::thread::sleep(Duration::from_millis(20));
+        drop(reads);
+        let idle = stages.report(1).seconds;
+        // Three reads of 20 ms at once: 60 ms of reads in 20 ms of time.
+        assert!(idle.fetch >= 0.06 && idle.reading >= 0.02);
+        assert!(idle.fetch > 2.0 * idle.reading, "{idle:?}");
+        assert_eq!(stages.report(1).seconds.reading, idle.reading, "no read, no time");
     }
 }

@@ -2,15 +2,14 @@
 
 use std::fmt::Write;
 
-use super::html::{box_colour, escape, rainbow};
-use super::scene::{Scene, corners_m};
+use super::html::escape;
+use super::legend::{HEIGHTS_M, Reds, SHADES, box_colour, dots, shade};
+use super::scene::{Scene, corners_m, heading_m};
 
 /// Half the side of the drawn square.
 const RANGE_M: f64 = 60.0;
-/// Heights between which points change colour, relative to the sensor.
-const HEIGHTS_M: (f64, f64) = (-2.5, 3.0);
-/// Colours of points.
-const SHADES: usize = 16;
+/// Radii of the circles around the sensor.
+const RINGS_M: [u32; 3] = [20, 40, 60];
 /// Points drawn; of more, every n-th.
 const POINTS_MAX: usize = 40_000;
 /// Seconds of movement that a box's velocity line shows.
@@ -23,7 +22,7 @@ pub(super) fn svg(scene: &Scene) -> String {
         -RANGE_M,
         2.0 * RANGE_M
     );
-    for ring in [20, 40, 60] {
+    for ring in RINGS_M {
         let _ = write!(svg, "<circle class=\"ring\" r=\"{ring}\"/>");
     }
     if let Some(lidar) = &scene.lidar {
@@ -36,7 +35,13 @@ pub(super) fn svg(scene: &Scene) -> String {
             svg.push_str(&shape(geometry, velocity, name));
         }
     }
-    svg.push_str("<path class=\"self\" d=\"M0 0h3M0 0v3\"/></g></svg>");
+    svg.push_str("<path class=\"self\" d=\"M0 0h3M0 0v3\"/></g>");
+    // Outside the group, which stands on its head.
+    svg.push_str("<text x=\"3.3\" y=\".7\">x</text><text x=\"-.6\" y=\"-3.6\">y</text>");
+    for ring in RINGS_M {
+        let _ = write!(svg, "<text x=\".5\" y=\"{}\">{ring} m</text>", 2.2 - f64::from(ring));
+    }
+    svg.push_str("</svg>");
     svg
 }
 
@@ -45,18 +50,10 @@ fn points(points_m: &[[f64; 3]]) -> String {
     let step = points_m.len().div_ceil(POINTS_MAX).max(1);
     for [x, y, z] in points_m.iter().step_by(step) {
         if x.abs() < RANGE_M && y.abs() < RANGE_M {
-            let height = (z - HEIGHTS_M.0) / (HEIGHTS_M.1 - HEIGHTS_M.0);
-            let shade = (height.clamp(0.0, 1.0) * (SHADES - 1) as f64) as usize;
-            let _ = write!(shades[shade], "M{x:.1} {y:.1}h0");
+            let _ = write!(shades[shade(*z, HEIGHTS_M)], "M{x:.1} {y:.1}h0");
         }
     }
-    let mut svg = String::from("<g class=\"points\">");
-    for (shade, path) in shades.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
-        let colour = rainbow(1.0 - shade as f64 / (SHADES - 1) as f64);
-        let _ = write!(svg, "<path stroke=\"{colour}\" d=\"{path}\"/>");
-    }
-    svg.push_str("</g>");
-    svg
+    format!("<g class=\"points\">{}</g>", dots(&shades, Reds::High))
 }
 
 fn shape(geometry: &[f32; 7], velocity: [f32; 3], name: &str) -> String {
@@ -65,8 +62,7 @@ fn shape(geometry: &[f32; 7], velocity: [f32; 3], name: &str) -> String {
     for (at, [x, y, _]) in corners[..4].iter().enumerate() {
         let _ = write!(path, "{}{x:.2} {y:.2}", if at == 0 { "M" } else { "L" });
     }
-    let [x, y, ..] = geometry.map(f64::from);
-    let front = [0, 1].map(|axis| f64::midpoint(corners[0][axis], corners[1][axis]));
+    let [[x, y, _], front] = heading_m(&corners);
     let _ = write!(path, "ZM{x:.2} {y:.2}L{:.2} {:.2}", front[0], front[1]);
     let colour = box_colour(name);
     let title = escape(name);

@@ -2,18 +2,15 @@
 
 use std::fmt::Write;
 
-use super::html::{box_colour, rainbow};
-use super::scene::{Camera, Lidar, corners_m};
+use super::html::escape;
+use super::legend::{DEPTHS_M, Reds, SHADES, box_colour, dots, shade};
+use super::scene::{Camera, Lidar, corners_m, heading_m};
 use crate::error::Result;
 use crate::index::Boxes;
 use crate::index::geometry::Transform;
 
 /// Nothing nearer than this is drawn: it would be the car itself, or behind the camera.
 const NEAR_M: f64 = 0.5;
-/// Points further away have the last colour.
-const FAR_M: f64 = 60.0;
-/// Colours of points.
-const SHADES: usize = 24;
 /// Points drawn into one picture; a spinning LiDAR puts a tenth of its 35 k into each.
 const POINTS_MAX: usize = 20_000;
 /// Edges of a box between its corners.
@@ -64,20 +61,15 @@ impl Plane<'_> {
             let p = transform.apply(*point);
             let Some((u, v)) = self.pixel(p).filter(|pixel| self.inside(*pixel)) else { continue };
             if drawn < POINTS_MAX {
-                let shade = ((p[2] / FAR_M).min(1.0) * (SHADES - 1) as f64) as usize;
                 // Writing to a String cannot fail.
-                let _ = write!(shades[shade], "M{u:.0} {v:.0}h0");
+                let _ = write!(shades[shade(p[2], DEPTHS_M)], "M{u:.0} {v:.0}h0");
             }
             drawn += 1;
         }
         let width = (self.width / 400.0).max(1.5);
-        let mut svg =
-            format!("<g fill=\"none\" stroke-linecap=\"round\" stroke-width=\"{width:.1}\">");
-        for (shade, path) in shades.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
-            let colour = rainbow(shade as f64 / (SHADES - 1) as f64);
-            let _ = write!(svg, "<path stroke=\"{colour}\" d=\"{path}\"/>");
-        }
-        svg.push_str("</g>");
+        let dots = dots(&shades, Reds::Low);
+        let group = "g fill=\"none\" stroke-linecap=\"round\" stroke-width";
+        let svg = format!("<{group}=\"{width:.1}\">{dots}</g>");
         (svg, drawn)
     }
 
@@ -87,15 +79,16 @@ impl Plane<'_> {
         let mut svg = format!("<g fill=\"none\" stroke-width=\"{width:.1}\">");
         for (geometry, name) in boxes.geometry.iter().zip(&boxes.names) {
             let corners = corners_m(geometry).map(|corner| transform.apply(corner));
+            let edges = EDGES.iter().map(|(a, b)| [corners[*a], corners[*b]]);
             let mut lines = String::new();
-            for ((u, v), (s, t)) in
-                EDGES.iter().filter_map(|(a, b)| self.line(corners[*a], corners[*b]))
+            for [(u, v), (s, t)] in
+                edges.chain([heading_m(&corners)]).filter_map(|edge| self.line(edge))
             {
                 let _ = write!(lines, "M{u:.0} {v:.0}L{s:.0} {t:.0}");
             }
             if !lines.is_empty() {
                 let colour = box_colour(name);
-                let title = super::html::escape(name);
+                let title = escape(name);
                 let _ = write!(
                     svg,
                     "<path stroke=\"{colour}\" d=\"{lines}\"><title>{title}</title></path>"
@@ -106,23 +99,46 @@ impl Plane<'_> {
         svg
     }
 
-    /// An edge cut off at the near plane; `None` if all of it lies outside the picture.
-    fn line(&self, a: [f64; 3], b: [f64; 3]) -> Option<((f64, f64), (f64, f64))> {
+    /// The part of an edge that is in the picture.
+    fn line(&self, [a, b]: [[f64; 3]; 2]) -> Option<[(f64, f64); 2]> {
+        if a[2] < NEAR_M && b[2] < NEAR_M {
+            return None;
+        }
         let cut = |from: [f64; 3], to: [f64; 3]| {
-            if from[2] >= NEAR_M || from[2] == to[2] {
+            if from[2] >= NEAR_M {
                 return from;
             }
             let t = (NEAR_M - from[2]) / (to[2] - from[2]);
             let axis = |i: usize| from[i] + t * (to[i] - from[i]);
             [axis(0), axis(1), NEAR_M]
         };
-        if a[2] < NEAR_M && b[2] < NEAR_M {
+        let (p, q) = (self.pixel(cut(a, b))?, self.pixel(cut(b, a))?);
+        clip(p, q, (self.width, self.height))
+    }
+}
+
+/// The part of the line from `p` to `q` inside a picture: the share of the way at which it comes
+/// in and goes out, narrowed by each of the four sides.
+pub(super) fn clip(
+    p: (f64, f64),
+    q: (f64, f64),
+    (width, height): (f64, f64),
+) -> Option<[(f64, f64); 2]> {
+    let (du, dv) = (q.0 - p.0, q.1 - p.1);
+    if !du.is_finite() || !dv.is_finite() {
+        return None;
+    }
+    let (mut enter, mut leave) = (0.0_f64, 1.0_f64);
+    for (step, room) in [(-du, p.0), (du, width - p.0), (-dv, p.1), (dv, height - p.1)] {
+        if step == 0.0 && room < 0.0 {
             return None;
         }
-        let (p, q) = (self.pixel(cut(a, b))?, self.pixel(cut(b, a))?);
-        // Ends far outside would be huge numbers in the page; a box half in view is enough.
-        let near = |(u, v): (f64, f64)| u.abs() < 20.0 * self.width && v.abs() < 20.0 * self.height;
-        let seen = self.inside(p) || self.inside(q);
-        (seen && near(p) && near(q)).then_some((p, q))
+        if step < 0.0 {
+            enter = enter.max(room / step);
+        } else if step > 0.0 {
+            leave = leave.min(room / step);
+        }
     }
+    let at = |t: f64| (p.0 + t * du, p.1 + t * dv);
+    (enter <= leave).then(|| [at(enter), at(leave)])
 }

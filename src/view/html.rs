@@ -4,17 +4,22 @@ use std::fmt::Write;
 
 use super::above;
 use super::camera::Plane;
+use super::legend;
 use super::scene::{Encoded, Picture, Scene};
 
 const STYLE: &str = "body{background:#15171a;color:#ddd;font:14px system-ui,sans-serif;margin:16px}\
-h1{font-size:18px;font-weight:600;margin:0 0 4px}p{margin:0 0 12px;color:#9aa}\
-.cameras{display:grid;grid-template-columns:repeat(3,1fr);gap:8px}figure{margin:0}\
+h1{font-size:18px;font-weight:600;margin:20px 0 4px;overflow-wrap:anywhere}h1:first-of-type\
+{margin-top:0}p{margin:0 0 12px;color:#9aa}.cameras{display:grid;grid-template-columns:\
+repeat(3,1fr);gap:8px}@media(max-width:800px){.cameras{grid-template-columns:1fr}}figure{margin:0}\
 figcaption{color:#9aa;padding:2px 0 6px}svg{width:100%;display:block;background:#0c0d0f}\
-.above{max-width:900px}.ring{fill:none;stroke:#333;stroke-width:.15}\
-.points path{fill:none;stroke-width:.25;stroke-linecap:round}\
+.key{display:flex;flex-wrap:wrap;gap:4px 20px}.key i{display:inline-block;width:12px;height:12px;\
+margin-right:6px;vertical-align:-1px}.key .scale{width:120px;margin:0 6px}.key .line{width:20px;\
+height:2px;background:#fff;vertical-align:4px}\
+.above{max-width:900px}.ring{fill:none;stroke:#333;stroke-width:.15}.above text{fill:#9aa;\
+font-size:2px}.points path{fill:none;stroke-width:.25;stroke-linecap:round}\
 .box{fill:none;stroke-width:.25}.speed{stroke:#fff;stroke-width:.15}\
-.self{fill:none;stroke:#fff;stroke-width:.4}.gone{padding:40px 12px;background:#0c0d0f;color:#e88}\
-pre{background:#0c0d0f;padding:8px;overflow:auto;max-height:300px}";
+.self{fill:none;stroke:#fff;stroke-width:.4}.gone{padding:40px 12px;background:#0c0d0f;color:#e88;\
+overflow-wrap:anywhere}pre{background:#0c0d0f;padding:8px;overflow:auto;max-height:300px}";
 
 /// Order in which a driver would look at nuScenes' cameras; others follow by name.
 const CAMERA_ORDER: [&str; 6] = [
@@ -32,10 +37,15 @@ pub(super) fn page(scene: &Scene) -> String {
     let place = |name: &str| CAMERA_ORDER.iter().position(|c| *c == name).unwrap_or(usize::MAX);
     pictures.sort_by_key(|p| (place(&p.name), p.name.clone()));
     let mut html = String::from("<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">");
+    html.push_str("<meta name=\"viewport\" content=\"width=device-width\">");
     let key = escape(&scene.key);
     // Writing to a String cannot fail.
     let _ = write!(html, "<title>{key}</title><style>{STYLE}</style><h1>{key}</h1>");
-    let _ = write!(html, "<p>{}</p><div class=\"cameras\">", escape(&summary(scene)));
+    let _ = write!(html, "<p>{}</p>", escape(&summary(scene)));
+    if !pictures.is_empty() {
+        html.push_str(&legend::of_pictures(scene));
+    }
+    html.push_str("<div class=\"cameras\">");
     for shown in pictures {
         html.push_str(&picture(shown, scene));
     }
@@ -44,8 +54,9 @@ pub(super) fn page(scene: &Scene) -> String {
         let frame = scene.lidar.as_ref().map_or("boxes", |lidar| lidar.name.as_str());
         let _ = write!(
             html,
-            "<h1>From above</h1><p>{} frame, rings every 20 m, points by height</p>{}",
+            "<h1>From above</h1><p>{} frame</p>{}{}",
             escape(frame),
+            legend::of_above(scene),
             above::svg(scene)
         );
     }
@@ -108,27 +119,6 @@ fn overlay(shown: &Picture, image: &Encoded, scene: &Scene) -> (String, String) 
             let ms = (camera.timestamp_ns - scene.timestamp_ns) as f64 * 1e-6;
             (svg, format!(" · {count} points · {ms:+.1} ms"))
         }
-    }
-}
-
-/// Red for 0 to blue for 1.
-pub(super) fn rainbow(value: f64) -> String {
-    format!("hsl({:.0} 95% 55%)", 240.0 * value.clamp(0.0, 1.0))
-}
-
-/// One colour per kind of object, whatever the data set calls it exactly.
-pub(super) fn box_colour(name: &str) -> &'static str {
-    let has = |part: &str| name.contains(part);
-    if has("pedestrian") || has("human") {
-        "#6cf"
-    } else if has("cycle") {
-        "#f6c"
-    } else if has("truck") || has("bus") || has("trailer") || has("construction") {
-        "#fa4"
-    } else if has("car") || has("vehicle") {
-        "#fd0"
-    } else {
-        "#8f8"
     }
 }
 

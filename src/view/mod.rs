@@ -7,6 +7,7 @@
 mod above;
 mod camera;
 mod html;
+mod legend;
 mod scene;
 
 use crate::error::{Error, Result};

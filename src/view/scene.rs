@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::index::geometry::Transform;
-use crate::index::{BlobReader, Boxes, Calibration, Codec, FieldKind, SampleTable};
+use crate::index::{BlobReader, BlobRef, Boxes, Calibration, Codec, FieldKind, SampleTable};
 use crate::transform::image_size;
 
 /// Name of the frame all sensors of a sample meet in.
@@ -55,6 +55,53 @@ pub(super) struct Lidar {
     pub(super) to_global: Option<Transform>,
 }
 
+/// Where a field's value comes from.
+struct Sample<'a> {
+    table: &'a SampleTable,
+    row: usize,
+    reader: &'a mut BlobReader,
+}
+
+impl Sample<'_> {
+    fn name(&self, field: usize) -> String {
+        self.table.fields()[field].name.clone()
+    }
+
+    fn blob(&self, field: usize) -> Result<Option<BlobRef>> {
+        self.table.blob(field, self.row)
+    }
+
+    fn calibration(&self, channel: &str) -> Result<Option<Calibration>> {
+        match self.table.field(&format!("{channel}.calibration")) {
+            Some(field) => self.table.calibration(field, self.row),
+            None => Ok(None),
+        }
+    }
+
+    fn image(&mut self, blob: &BlobRef) -> Result<Encoded> {
+        let bytes = self.reader.read(blob)?;
+        let (height, width) = image_size(&bytes, &blob.codec, &self.reader.name(blob))?;
+        let media_type = if blob.codec == Codec::Png { "image/png" } else { "image/jpeg" };
+        Ok(Encoded { bytes, media_type, width, height })
+    }
+
+    fn text(&mut self, field: usize) -> Result<Option<String>> {
+        if !self.table.is_blob(field) {
+            let text = self.table.text(field, self.row)?;
+            return Ok(text.map(|text| text.chars().take(TEXT_BYTES_MAX).collect()));
+        }
+        let Some(blob) = self.blob(field)? else { return Ok(None) };
+        Ok(Some(match blob.codec {
+            Codec::Text | Codec::Json => {
+                let bytes = self.reader.read(&blob)?;
+                let head = &bytes[..bytes.len().min(TEXT_BYTES_MAX)];
+                String::from_utf8_lossy(head).into_owned()
+            }
+            codec => format!("{} bytes, {}", blob.length, codec.name()),
+        }))
+    }
+}
+
 impl Scene {
     pub(super) fn read(table: &SampleTable, row: usize, reader: &mut BlobReader) -> Result<Self> {
         let mut scene = Self {
@@ -66,15 +113,15 @@ impl Scene {
             boxes: None,
             texts: Vec::new(),
         };
+        let mut from = Sample { table, row, reader };
         for (field, spec) in table.fields().iter().enumerate() {
             match spec.kind {
-                FieldKind::Image => scene.picture(table, row, field, reader)?,
-                FieldKind::Points if scene.prefers(&spec.name) => {
-                    scene.points(table, row, field, reader)?;
-                }
+                FieldKind::Image => scene.picture(&mut from, field)?,
+                FieldKind::Points if scene.prefers(&spec.name) => scene.points(&mut from, field)?,
                 FieldKind::Boxes => scene.boxes = table.boxes(field, row)?,
                 FieldKind::Text | FieldKind::Bytes | FieldKind::Tensor => {
-                    scene.text(table, row, field, reader)?;
+                    let text = from.text(field)?;
+                    scene.texts.extend(text.map(|text| (spec.name.clone(), text)));
                 }
                 _ => {}
             }
@@ -87,25 +134,14 @@ impl Scene {
         self.lidar.is_none() || name == "LIDAR_TOP"
     }
 
-    fn picture(
-        &mut self,
-        table: &SampleTable,
-        row: usize,
-        field: usize,
-        reader: &mut BlobReader,
-    ) -> Result<()> {
-        let name = table.fields()[field].name.clone();
-        let image = match table.blob(field, row) {
+    fn picture(&mut self, from: &mut Sample, field: usize) -> Result<()> {
+        let name = from.name(field);
+        let image = match from.blob(field) {
             Ok(None) => return Ok(()),
-            Ok(Some(blob)) => reader.read(&blob).and_then(|bytes| {
-                let (height, width) = image_size(&bytes, &blob.codec, &reader.name(&blob))?;
-                let png = blob.codec == Codec::Png;
-                let media_type = if png { "image/png" } else { "image/jpeg" };
-                Ok(Encoded { bytes, media_type, width, height })
-            }),
+            Ok(Some(blob)) => from.image(&blob),
             Err(e) => Err(e),
         };
-        let camera = calibration(table, row, &name)?.and_then(|c| {
+        let camera = from.calibration(&name)?.and_then(|c| {
             let to_global = sensor_to_global(&c).ok()?;
             let from_global = to_global.inverse();
             Some(Camera { from_global, intrinsic: c.intrinsic?, timestamp_ns: c.timestamp_ns })
@@ -114,15 +150,9 @@ impl Scene {
         Ok(())
     }
 
-    fn points(
-        &mut self,
-        table: &SampleTable,
-        row: usize,
-        field: usize,
-        reader: &mut BlobReader,
-    ) -> Result<()> {
-        let name = table.fields()[field].name.clone();
-        let blob = match table.blob(field, row) {
+    fn points(&mut self, from: &mut Sample, field: usize) -> Result<()> {
+        let name = from.name(field);
+        let blob = match from.blob(field) {
             Ok(Some(blob)) => blob,
             // A page without points is still worth showing; it says what is missing.
             Ok(None) => return Ok(()),
@@ -133,45 +163,11 @@ impl Scene {
             Err(e) => return Err(e),
         };
         let Codec::F32Records { columns } = blob.codec else { return Ok(()) };
-        let bytes = reader.read(&blob)?;
-        let points_m = points_of(&bytes, columns as usize, &reader.name(&blob))?;
-        let to_global =
-            calibration(table, row, &name)?.map(|c| sensor_to_global(&c)).transpose()?;
+        let bytes = from.reader.read(&blob)?;
+        let points_m = points_of(&bytes, columns as usize, &from.reader.name(&blob))?;
+        let to_global = from.calibration(&name)?.map(|c| sensor_to_global(&c)).transpose()?;
         self.lidar = Some(Lidar { name, points_m, to_global });
         Ok(())
-    }
-
-    fn text(
-        &mut self,
-        table: &SampleTable,
-        row: usize,
-        field: usize,
-        reader: &mut BlobReader,
-    ) -> Result<()> {
-        let name = table.fields()[field].name.clone();
-        let text = if table.is_blob(field) {
-            let Some(blob) = table.blob(field, row)? else { return Ok(()) };
-            match blob.codec {
-                Codec::Text | Codec::Json => {
-                    let bytes = reader.read(&blob)?;
-                    let head = &bytes[..bytes.len().min(TEXT_BYTES_MAX)];
-                    String::from_utf8_lossy(head).into_owned()
-                }
-                codec => format!("{} bytes, {}", blob.length, codec.name()),
-            }
-        } else {
-            let Some(text) = table.text(field, row)? else { return Ok(()) };
-            text.chars().take(TEXT_BYTES_MAX).collect()
-        };
-        self.texts.push((name, text));
-        Ok(())
-    }
-}
-
-fn calibration(table: &SampleTable, row: usize, channel: &str) -> Result<Option<Calibration>> {
-    match table.field(&format!("{channel}.calibration")) {
-        Some(field) => table.calibration(field, row),
-        None => Ok(None),
     }
 }
 
@@ -211,4 +207,12 @@ pub(super) fn corners_m(geometry: &[f32; 7]) -> [[f64; 3]; 8] {
         let dz = if i < 4 { -height / 2.0 } else { height / 2.0 };
         [x + cos * dx - sin * dy, y + sin * dx + cos * dy, z + dz]
     })
+}
+
+/// The line that shows where a box looks: from the middle of its bottom to that of its front.
+pub(super) fn heading_m(corners: &[[f64; 3]; 8]) -> [[f64; 3]; 2] {
+    let middle = |a: usize, b: usize| {
+        std::array::from_fn(|axis| f64::midpoint(corners[a][axis], corners[b][axis]))
+    };
+    [middle(0, 2), middle(0, 1)]
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::numpy::{self, Dtype};
+use super::symbolic::{NameList, Symbol};
 use super::{Global, Id, Node, STACK_MAX, VALUES_MAX, malformed};
 use crate::error::{Error, Result};
 
@@ -11,9 +12,14 @@ const PROTOCOL_MAX: u8 = 5;
 /// Longest module or attribute name.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Runs a pickle: all values it made, and the one it ends with.
-pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, Id)> {
+/// Longest whole number that is kept, in bytes; a Mersenne twister's state is a list of small ones.
+const LONG_BYTES_MAX: usize = 256;
+
+/// Runs a pickle: all values it made, the one it ends with, and where it ends. With a list of names
+/// calls are recorded instead of being known ones that make plain values.
+pub(super) fn run(bytes: &[u8], names: Option<NameList>) -> Result<(Vec<Node>, Id, usize)> {
     let mut machine = Machine {
+        names,
         bytes,
         at: 0,
         op_at: 0,
@@ -27,13 +33,15 @@ pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, Id)> {
         let op = machine.take(1)?[0];
         if op == b'.' {
             let root = machine.pop()?;
-            return Ok((machine.nodes, root));
+            return Ok((machine.nodes, root, machine.at));
         }
         machine.step(op)?;
     }
 }
 
 struct Machine<'a> {
+    /// Names whose calls are recorded.
+    names: Option<NameList>,
     bytes: &'a [u8],
     at: usize,
     op_at: usize,
@@ -59,13 +67,17 @@ impl<'a> Machine<'a> {
             b'J' | b'K' | b'M' | 0x8a | 0x8b | b'G' => self.number(op),
             b'X' | 0x8c | 0x8d => self.text(op),
             b'B' | b'C' | 0x8e | 0x96 | b'T' | b'U' => self.raw_bytes(op),
-            b']' | b')' => self.push(Node::List(Vec::new())),
+            b']' => self.push(Node::List(Vec::new())),
+            b')' => self.push(Node::Tuple(Vec::new())),
             b'}' => self.push(Node::Dict(Vec::new())),
             b'l' | b't' | b'd' | 0x85..=0x87 => self.collect(op),
             b'a' | b'e' => self.append(op),
             b's' | b'u' => self.set_items(op),
             b'h' | b'j' | b'q' | b'r' | 0x94 => self.remember(op),
             b'c' | 0x93 => self.global(op),
+            b'R' | 0x81 if self.names.is_some() => self.record_call(),
+            b'b' if self.names.is_some() => self.record_state(),
+            b'Q' if self.names.is_some() => self.record_persistent(),
             b'R' => self.reduce(),
             b'b' => self.build(),
             other => Err(Error::Unsupported {
@@ -180,21 +192,24 @@ impl<'a> Machine<'a> {
                 // The one big-endian number of the format.
                 Node::Float(f64::from_bits(self.unsigned(8)?.swap_bytes()))
             }
-            _ => Node::Int(self.long(if op == 0x8a { 1 } else { 4 })?),
+            _ => self.long(if op == 0x8a { 1 } else { 4 })?,
         };
         self.push(node)
     }
 
-    /// Two's complement of any length; longer ones than 64 bits mean nothing here.
-    fn long(&mut self, length_bytes: usize) -> Result<i64> {
+    /// Two's complement of any length; longer ones than 64 bits mean nothing without a name list.
+    fn long(&mut self, length_bytes: usize) -> Result<Node> {
         let bytes = self.counted(length_bytes)?;
         if bytes.len() > 8 {
+            if self.names.is_some() && bytes.len() <= LONG_BYTES_MAX {
+                return Ok(Node::Long(bytes.into()));
+            }
             return Err(self.bad("a number of at most 64 bits", format!("{} bytes", bytes.len())));
         }
         let sign = bytes.last().is_some_and(|last| last & 0x80 != 0);
         let mut all = [if sign { 0xff } else { 0 }; 8];
         all[..bytes.len()].copy_from_slice(bytes);
-        Ok(i64::from_le_bytes(all))
+        Ok(Node::Int(i64::from_le_bytes(all)))
     }
 
     fn text(&mut self, op: u8) -> Result<()> {
@@ -227,7 +242,11 @@ impl<'a> Machine<'a> {
                 items
             }
         };
-        let node = if op == b'd' { Node::Dict(self.pair(&items)?) } else { Node::List(items) };
+        let node = match op {
+            b'd' => Node::Dict(self.pair(&items)?),
+            b'l' => Node::List(items),
+            _ => Node::Tuple(items),
+        };
         self.push(node)
     }
 
@@ -259,6 +278,7 @@ impl<'a> Machine<'a> {
         let dict = self.top()?;
         match &mut self.nodes[dict.0 as usize] {
             Node::Dict(all) => all.extend(pairs),
+            Node::Symbol(symbol) => symbol.pairs.extend(pairs),
             _ => return Err(self.bad("a dict to set items of", "another value")),
         }
         Ok(())
@@ -290,6 +310,11 @@ impl<'a> Machine<'a> {
                 _ => return Err(self.bad("the text of a name", "another value")),
             }
         };
+        if let Some(names) = self.names {
+            let found = names.iter().position(|&known| known == (module.as_str(), name.as_str()));
+            let at = found.ok_or_else(|| unknown_name(&module, &name, "names of tensors"))?;
+            return self.push(Node::Name(at as u32));
+        }
         let global = match (module.as_str(), name.as_str()) {
             ("_codecs", "encode") => Global::Encode,
             ("numpy", "dtype") => Global::Dtype,
@@ -299,14 +324,7 @@ impl<'a> Machine<'a> {
                 Global::Reconstruct
             }
             ("collections", "OrderedDict") => Global::OrderedDict,
-            _ => {
-                return Err(Error::Unsupported {
-                    what: format!(
-                        "the name {} in a pickle (plain values and numpy arrays are read)",
-                        format!("{module}.{name}").escape_debug()
-                    ),
-                });
-            }
+            _ => return Err(unknown_name(&module, &name, "numpy arrays")),
         };
         self.push(Node::Global(global))
     }
@@ -322,7 +340,7 @@ impl<'a> Machine<'a> {
 
     fn reduce(&mut self) -> Result<()> {
         let (arguments, function) = (self.pop()?, self.pop()?);
-        let (Node::Global(global), Node::List(arguments)) =
+        let (Node::Global(global), Node::List(arguments) | Node::Tuple(arguments)) =
             (self.node(function), self.node(arguments))
         else {
             return Err(self.bad("a call of a known name", "another value"));
@@ -344,10 +362,34 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Notes a call of a listed name, or the making of an object of a listed class.
+    fn record_call(&mut self) -> Result<()> {
+        let (arguments, function) = (self.pop()?, self.pop()?);
+        let (Node::Name(name), Node::Tuple(_)) = (self.node(function), self.node(arguments)) else {
+            return Err(self.bad("a call of a listed name", "another value"));
+        };
+        let symbol = Symbol { name: *name, arguments, state: None, pairs: Vec::new() };
+        self.push(Node::Symbol(Box::new(symbol)))
+    }
+
+    fn record_state(&mut self) -> Result<()> {
+        let (state, object) = (self.pop()?, self.top()?);
+        match &mut self.nodes[object.0 as usize] {
+            Node::Symbol(symbol) => symbol.state = Some(state),
+            _ => return Err(self.bad("an object of a listed class", "another value")),
+        }
+        Ok(())
+    }
+
+    fn record_persistent(&mut self) -> Result<()> {
+        let id = self.pop()?;
+        self.push(Node::Persistent(id))
+    }
+
     /// Gives a dtype its byte order, or an array its contents.
     fn build(&mut self) -> Result<()> {
         let (state, object) = (self.pop()?, self.top()?);
-        let Node::List(state) = self.node(state) else {
+        let (Node::List(state) | Node::Tuple(state)) = self.node(state) else {
             return Err(self.bad("a state tuple", "another value"));
         };
         let state: Vec<&Node> = state.iter().map(|id| self.node(*id)).collect();
@@ -355,7 +397,10 @@ impl<'a> Machine<'a> {
             (Node::Dtype(dtype), [_, Node::Text(order), ..]) => {
                 dtype.with_order(order).map(Node::Dtype)
             }
-            (Node::Array(_), [_, Node::List(shape), Node::Dtype(dtype), fortran, data]) => {
+            (
+                Node::Array(_),
+                [_, Node::List(shape) | Node::Tuple(shape), Node::Dtype(dtype), fortran, data],
+            ) => {
                 let shape: Option<Vec<_>> =
                     shape.iter().map(|id| numpy::dimension(self.node(*id))).collect();
                 let fortran = matches!(fortran, Node::Bool(true));
@@ -372,4 +417,11 @@ impl<'a> Machine<'a> {
         self.nodes[object.0 as usize] = built;
         Ok(())
     }
+}
+
+fn unknown_name(module: &str, name: &str, known: &str) -> Error {
+    let name = format!("{module}.{name}");
+    let what =
+        format!("the name {} in a pickle (plain values and {known} are read)", name.escape_debug());
+    Error::Unsupported { what }
 }

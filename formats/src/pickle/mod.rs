@@ -6,10 +6,13 @@
 
 mod machine;
 mod numpy;
+mod symbolic;
 
 use std::fmt;
 
 use crate::error::{Error, Result};
+
+pub use symbolic::{NameList, Object, Pairs, Sequence, View};
 
 /// Values of one pickle; an info file of all of nuScenes has some forty million.
 pub const VALUES_MAX: usize = 1 << 27;
@@ -42,10 +45,19 @@ enum Node {
     Text(Box<str>),
     Bytes(Box<[u8]>),
     List(Vec<Id>),
+    Tuple(Vec<Id>),
     Dict(Vec<(Id, Id)>),
     Array(Box<numpy::Array>),
     Dtype(numpy::Dtype),
     Global(Global),
+    /// A whole number of more than 64 bits: little-endian two's complement.
+    Long(Box<[u8]>),
+    /// Position in the list of names.
+    Name(u32),
+    /// A recorded call.
+    Symbol(Box<symbolic::Symbol>),
+    /// What the file's writer keeps elsewhere (tensor storages), by its id.
+    Persistent(Id),
 }
 
 /// A parsed pickle.
@@ -53,13 +65,21 @@ enum Node {
 pub struct Pickle {
     nodes: Vec<Node>,
     root: Id,
+    names: NameList,
 }
 
 impl Pickle {
     /// Runs the pickle in `bytes`.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let (nodes, root) = machine::run(bytes)?;
-        Ok(Self { nodes, root })
+        let (nodes, root, _) = machine::run(bytes, None)?;
+        Ok(Self { nodes, root, names: &[] })
+    }
+
+    /// Runs the pickle at the start of `bytes`, recording calls of listed names instead of making
+    /// values of them; other names are refused. Returns where the pickle ends, too.
+    pub fn parse_symbolic(bytes: &[u8], names: NameList) -> Result<(Self, usize)> {
+        let (nodes, root, end) = machine::run(bytes, Some(names))?;
+        Ok((Self { nodes, root, names }, end))
     }
 
     /// The value it makes.
@@ -94,7 +114,7 @@ impl<'a> Value<'a> {
 
     /// Items of a list or tuple.
     pub fn items(self) -> Option<impl ExactSizeIterator<Item = Value<'a>> + 'a> {
-        let Node::List(items) = self.node() else { return None };
+        let (Node::List(items) | Node::Tuple(items)) = self.node() else { return None };
         Some(items.iter().map(move |id| self.at(*id)))
     }
 
@@ -136,7 +156,7 @@ impl<'a> Value<'a> {
     pub fn numbers<const N: usize>(self) -> Option<[f64; N]> {
         let mut out = Vec::with_capacity(N);
         self.collect(&mut out, N)?;
-        if let Node::List(rows) = self.node()
+        if let Node::List(rows) | Node::Tuple(rows) = self.node()
             && out.is_empty()
         {
             for row in rows {
@@ -150,7 +170,7 @@ impl<'a> Value<'a> {
     fn collect(self, out: &mut Vec<f64>, max: usize) -> Option<()> {
         match self.node() {
             Node::Array(array) => out.extend(array.values.iter().take(max + 1)),
-            Node::List(items) if items.len() <= max => {
+            Node::List(items) | Node::Tuple(items) if items.len() <= max => {
                 let nested = items.iter().all(|id| self.at(*id).as_f64().is_none());
                 if !nested {
                     let row: Option<Vec<_>> =
@@ -168,15 +188,18 @@ impl<'a> Value<'a> {
         match self.node() {
             Node::None => "None",
             Node::Bool(_) => "bool",
-            Node::Int(_) => "int",
+            Node::Int(_) | Node::Long(_) => "int",
             Node::Float(_) => "float",
             Node::Text(_) => "str",
             Node::Bytes(_) => "bytes",
             Node::List(_) => "list",
+            Node::Tuple(_) => "tuple",
             Node::Dict(_) => "dict",
             Node::Array(_) => "array",
             Node::Dtype(_) => "dtype",
-            Node::Global(_) => "name",
+            Node::Global(_) | Node::Name(_) => "name",
+            Node::Symbol(_) => "object",
+            Node::Persistent(_) => "reference",
         }
     }
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain._checkpoint import dtypes, pieces, typed_json
-from drivetrain._checkpoint.pieces import Place
+from drivetrain._checkpoint.pieces import Part, Place
 from drivetrain._checkpoint.typed_json import Path
 
 #: (path, dtype, global shape, offsets, extent, address, length in bytes)
@@ -13,7 +13,7 @@ NativeTarget = tuple[str, str, list[int], list[int], list[int], int, int]
 
 @dataclass
 class Fill:
-    """Memory that one stored rectangle goes to."""
+    """Memory that one range of a stored tensor goes to."""
 
     path: Path
     dtype: str
@@ -32,22 +32,19 @@ class Fill:
         return path, self.dtype, self.shape, self.offsets, self.extent, start, length
 
 
-def fill_of(content: dict, at: Path, place: Place) -> Fill:
-    """The fill of a place: straight into its memory where the bytes are the same, else aside."""
-    local, name, own = place.local, content["dtype"], content.get("own")
+def fills_of(content: dict, at: Path, place: Place) -> list[Fill]:
+    """The fills of a place: straight into its memory where the bytes are the same, else aside."""
+    return [_fill_of(content, at, place, part) for part in place.parts]
+
+
+def _fill_of(content: dict, at: Path, place: Place, part: Part) -> Fill:
+    local, name, own = part.local, content["dtype"], content.get("own")
     direct = is_direct(local, name, own)
-    buffer = local if direct else new_like(content, place.extent, strided=False)
+    buffer = local if direct else new_like(content, part.extent, strided=False)
     item_bytes = buffer.element_size() if dtypes.is_tensor(buffer) else buffer.itemsize
-    more = [item_bytes] if dtypes.has_extra_dim(name, own, item_bytes) else []
-    return Fill(
-        at,
-        name,
-        [*place.shape, *more],
-        [*place.offsets, *(0 for _ in more)],
-        [*place.extent, *more],
-        buffer,
-        None if direct else local,
-    )
+    extra_dim = item_bytes if dtypes.has_extra_dim(name, own, item_bytes) else None
+    in_whole = part.range_in(place.shape, extra_dim)
+    return Fill(at, name, *in_whole, buffer, None if direct else local)
 
 
 def is_direct(local: Any, name: str, own: Any) -> bool:

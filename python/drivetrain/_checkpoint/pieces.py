@@ -1,4 +1,4 @@
-"""A tensor of any kind as the rectangle of it that this rank holds, and who else holds it.
+"""A tensor of any kind as the ranges of it that this rank holds, and who else holds them.
 
 `describe` is the one place that knows torch tensors, DTensors, `Sharded` parts and numpy arrays;
 the save and the restore see only its answer.
@@ -8,10 +8,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain._checkpoint import dtypes
+from drivetrain._checkpoint import dtypes, spread
 from drivetrain._checkpoint.typed_json import Path, format_path, refuse
 from drivetrain._checkpoint.values import Sharded
 from drivetrain._native import InvalidArgument
+
+#: Mesh dimensions along which ranks hold different layers, so that a tensor on the others is not
+#: repeated along these.
+STAGE_DIMS = ("pp", "pipeline", "stage")
+
+
+@dataclass
+class Part:
+    """One rectangle, or one range of the flattened tensor, that this rank holds."""
+
+    local: Any
+    """Its elements: a view of the local part."""
+    offsets: tuple[int, ...]
+    """Index of its first element in the whole; of the flattened tensor for a flat range."""
+    extent: tuple[int, ...]
+    """Elements per dimension; as many as `offsets`."""
+
+    def range_in(
+        self, shape: Sequence[int], extra_dim: int | None
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Shape of the whole, offsets and extent as stored.
+
+        `extra_dim` is the number of U8 that one element is stored as, along one more dimension.
+        """
+        whole, offsets, extent = list(shape), list(self.offsets), list(self.extent)
+        if extra_dim is not None:
+            flat = len(offsets) != len(whole)
+            whole.append(extra_dim)
+            if flat:
+                offsets, extent = [offsets[0] * extra_dim], [extent[0] * extra_dim]
+            else:
+                offsets, extent = [*offsets, 0], [*extent, extra_dim]
+        return whole, offsets, extent
 
 
 @dataclass
@@ -30,11 +63,20 @@ class Place:
     """False when this rank holds no element of it."""
     whole: bool = True
     """True when the local part is the whole tensor."""
+    split: list[Part] | None = None
+    """The rectangles of a local part that is not one, as strided sharding makes it."""
 
     @property
     def extent(self) -> tuple[int, ...]:
         """Shape of the local part."""
         return self.shape if self.whole else tuple(int(n) for n in self.local.shape)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The ranges that this rank holds; none if it has no element."""
+        if not self.here:
+            return []
+        return self.split or [Part(self.local, self.offsets, self.extent)]
 
 
 def describe(value: Any, rank: int, world_size: int, path: Path) -> Place | None:
@@ -92,20 +134,25 @@ def _of_sharded(value: Sharded, rank: int, world_size: int, path: Path) -> Place
             f"this rank {rank} among them, found {replicas}"
         )
     here = 0 not in inner.extent or 0 in value.global_shape
+    if value.flat_start is not None and len(value.global_shape) != 1:
+        return Place(
+            inner.local, value.global_shape, (value.flat_start,), replicas, here, whole=False
+        )
     whole = inner.extent == value.global_shape
     return Place(inner.local, value.global_shape, value.offsets, replicas, here, whole)
 
 
 def _of_dtensor(value: Any, world_size: int, path: Path) -> Place:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh, placements = value.device_mesh, value.placements
-    if any(p.is_partial() for p in placements):
-        raise refuse(value, path, "a DTensor with a Partial placement: redistribute() it first")
-    ranks = mesh.mesh
-    if int(ranks.max()) >= world_size:
+    for placement in placements:
+        if placement.is_partial():
+            raise refuse(value, path, "a Partial placement: redistribute() it first")
+        if not placement.is_replicate() and not hasattr(placement, "dim"):
+            raise refuse(value, path, f"a placement {placement}: redistribute() it first")
+    highest = int(mesh.mesh.max())
+    if highest >= world_size:
         raise InvalidArgument(
-            f"{format_path(path)}: its mesh has rank {int(ranks.max())} but the Checkpointer was "
+            f"{format_path(path)}: its mesh has rank {highest} but the Checkpointer was "
             f"made for {world_size} ranks; give it the rank and world_size of the process group"
         )
     local = value.to_local().detach()
@@ -113,13 +160,47 @@ def _of_dtensor(value: Any, world_size: int, path: Path) -> Place:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return Place(local, shape, (0,) * len(shape), None, here=False, whole=False)
-    extent, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
-    if tuple(extent) != tuple(local.shape):
-        raise refuse(value, path, f"its local part {tuple(local.shape)} is no rectangle {extent}")
-    here = 0 not in extent or 0 in shape
-    replicas = replica_ranks(ranks, coordinate, placements)
-    offsets = tuple(int(n) for n in offsets) if here else (0,) * len(shape)
-    return Place(local, shape, offsets, replicas, here, tuple(extent) == shape)
+    replicas = _replicas(mesh, coordinate, placements)
+    if tuple(local.shape) == shape:
+        return Place(local, shape, (0,) * len(shape), replicas)
+    return _spread(value, local, shape, coordinate, replicas, path)
+
+
+def _spread(
+    value: Any,
+    local: Any,
+    shape: tuple[int, ...],
+    coordinate: Sequence[int],
+    replicas: tuple[int, ...],
+    path: Path,
+) -> Place:
+    """The place of a DTensor's local part that is not the whole."""
+    mesh, placements, spec = value.device_mesh, value.placements, value._spec
+    cuts = spread.cuts_of(len(shape), mesh.mesh.shape, coordinate, placements)
+    if getattr(spec, "use_strided_shard_as_shard_order", True) is False and spec.shard_order:
+        cuts = spread.in_shard_order(cuts, placements, spec.shard_order)
+    if 0 in local.shape:
+        return Place(local, shape, (0,) * len(shape), replicas, here=0 in shape, whole=False)
+    ranges = []
+    for dim, size in enumerate(shape):
+        found = spread.local_ranges(size, cuts[dim], int(local.shape[dim]))
+        if found is None:
+            raise refuse(
+                value,
+                path,
+                f"placements {tuple(placements)} do not say which {int(local.shape[dim])} of "
+                f"{size} in dimension {dim} this rank holds; make {size} a multiple of the ranks "
+                "that share it",
+            )
+        ranges.append(found)
+    boxes = spread.boxes(ranges)
+    if len(boxes) == 1:
+        return Place(local, shape, boxes[0][0], replicas, whole=False)
+    split = [
+        Part(local[inside], offsets, tuple(one.stop - one.start for one in inside))
+        for offsets, inside in boxes
+    ]
+    return Place(local, shape, boxes[0][0], replicas, whole=False, split=split)
 
 
 def sharded_like(value: Any, dtype: Any) -> Any:
@@ -141,11 +222,36 @@ def sharded_like(value: Any, dtype: Any) -> Any:
 
 def replica_ranks(ranks: Any, coordinate: Sequence[int], placements: Any) -> tuple[int, ...]:
     """Ranks of a mesh that hold the same part: those that differ only in replicated dimensions."""
-    same = tuple(
-        slice(None) if placement.is_replicate() else int(at)
-        for at, placement in zip(coordinate, placements)
-    )
-    return tuple(sorted(int(n) for n in ranks[same].flatten().tolist()))
+    return _same(ranks, [None if p.is_replicate() else c for c, p in zip(coordinate, placements)])
+
+
+def _replicas(mesh: Any, coordinate: Sequence[int], placements: Any) -> tuple[int, ...]:
+    """The same in the mesh that this one was cut out of.
+
+    The tensor-parallel part of a mesh of data and tensor parallelism is repeated along the other
+    dimensions, save those of pipeline stages.
+    """
+    root, names = _root_mesh(mesh), mesh.mesh_dim_names
+    here = root.get_coordinate()
+    if root is mesh or here is None or not set(names or ()) < set(root.mesh_dim_names or ()):
+        return replica_ranks(mesh.mesh, coordinate, placements)
+    fixed: dict[str, int | None] = {
+        name: int(at) if name in STAGE_DIMS else None for name, at in zip(root.mesh_dim_names, here)
+    }
+    for name, at, placement in zip(names, coordinate, placements):
+        fixed[name] = None if placement.is_replicate() else int(at)
+    return _same(root.mesh, list(fixed.values()))
+
+
+def _same(ranks: Any, fixed: list[int | None]) -> tuple[int, ...]:
+    chosen = ranks[tuple(slice(None) if at is None else int(at) for at in fixed)]
+    return tuple(sorted(int(n) for n in chosen.flatten().tolist()))
+
+
+def _root_mesh(mesh: Any) -> Any:
+    """The mesh that a mesh was cut out of, itself if none, or if this torch does not tell."""
+    of = getattr(mesh, "_get_root_mesh", None)
+    return of() if of is not None else mesh
 
 
 def identity(place: Place) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from drivetrain._checkpoint.fills import (
     copy_containers,
     dict_items,
     empty_dict,
-    fill_of,
+    fills_of,
     new_like,
 )
 from drivetrain._checkpoint.pieces import Place
@@ -46,7 +46,7 @@ class Plan:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     strict: bool = True
-    _fills: dict[tuple, Fill] = field(default_factory=dict)
+    _fills: dict[tuple, list[Fill]] = field(default_factory=dict)
     _copies: list[tuple[Any, Any]] = field(default_factory=list)
     _calls: list[Callable[[], None]] = field(default_factory=list)
     _whole: dict[Path, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Plan:
 
     def read(self) -> None:
         """Fills memory from the files; checksums and coverage are proven on the way."""
-        fills = list(self._fills.values())
+        fills = [fill for group in self._fills.values() for fill in group]
         if fills:
             self.opened.read_into([fill.native() for fill in fills])
         for fill in fills:
@@ -281,8 +281,7 @@ class Plan:
         at = tuple(content.get("at", path))
         if place is None:
             return self._fresh(content, at)
-        if place.here:
-            self._fills[pieces.identity(place)] = fill_of(content, at, place)
+        self._fills[pieces.identity(place)] = fills_of(content, at, place)
         return live
 
     def _sharded_like(self, content: dict, path: Path) -> Any:
@@ -305,7 +304,7 @@ class Plan:
             new = new_like(content)
             self._whole[at] = new
             place = Place(new, tuple(content["shape"]), (0,) * new.ndim, None)
-            self._fills[(id(new),)] = fill_of(content, at, place)
+            self._fills[(id(new),)] = fills_of(content, at, place)
         return self._whole[at]
 
     def _inline(self, content: dict, live: Any, place: Place | None) -> Any:

@@ -20,7 +20,7 @@ from drivetrain._checkpoint.optimizer import (
     to_names,
     unwrap,
 )
-from drivetrain._checkpoint.pieces import Place
+from drivetrain._checkpoint.pieces import Part, Place
 from drivetrain._checkpoint.typed_json import Path, refuse
 from drivetrain._checkpoint.values import PerRank, Sharded
 from drivetrain._native import InvalidArgument
@@ -195,23 +195,19 @@ class Snapshot:
         """The parts as the native save takes them, and what must stay alive while it runs."""
         alive, tensors = [], []
         for piece in self.pieces:
-            if not piece.place.here:
-                continue
-            local = pieces.contiguous_cpu(piece.place.local)
-            alive.append(local)
-            tensors.append(self._native(piece, *pieces.address(local)))
+            for part in piece.place.parts:
+                local = pieces.contiguous_cpu(part.local)
+                alive.append(local)
+                tensors.append(self._native(piece, part, *pieces.address(local)))
         return tensors, alive
 
-    def _native(self, piece: Piece, start: int, length: int) -> NativeTensor:
+    def _native(self, piece: Piece, part: Part, start: int, length: int) -> NativeTensor:
         place = piece.place
-        more = [] if piece.extra_dim is None else [piece.extra_dim]
         replicas = place.replicas if place.replicas is not None else range(self.world_size)
         return (
             typed_json.path_json(piece.path),
             piece.dtype,
-            [*place.shape, *more],
-            [*place.offsets, *(0 for _ in more)],
-            [*place.extent, *more],
+            *part.range_in(place.shape, piece.extra_dim),
             start,
             length,
             list(replicas),

@@ -1,5 +1,6 @@
 """What a user hands to a `Checkpointer` and gets back from it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -97,23 +98,48 @@ class PerRank:
 
 @dataclass
 class Sharded:
-    """A rectangle of a tensor that is spread evenly over ranks, for code without DTensor.
+    """A part of a tensor that is spread over ranks, for code without DTensor.
 
-    Every rank gives its own rectangle; together they must cover the global tensor exactly once.
+    Every rank gives its own rectangle, or its range of the flattened tensor (`Sharded.flat`);
+    together they must cover the global tensor exactly once. Either kind restores what the other
+    saved.
 
     Args:
         tensor: this rank's part, a torch tensor or numpy array, any strides.
         global_shape: shape of the whole tensor, one int per dimension of `tensor`.
         offsets: index of the part's first element in the whole, one int per dimension.
         replicas: ranks that hold an identical part, this one included; None: this rank alone.
+        flat_start: instead of offsets; see `flat`.
     """
 
     tensor: Any
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
     replicas: tuple[int, ...] | None = None
+    flat_start: int | None = None
+
+    @classmethod
+    def flat(
+        cls,
+        tensor: Any,
+        global_shape: tuple[int, ...],
+        start: int,
+        replicas: tuple[int, ...] | None = None,
+    ) -> "Sharded":
+        """A range of the flattened tensor, as ZeRO and distributed optimizers partition state.
+
+        Args:
+            tensor: its elements in row-major order, 1-D; any number of them, also none.
+            global_shape: shape of the whole tensor.
+            start: index of the first element in the flattened tensor.
+            replicas: ranks that hold an identical range, this one included; None: this alone.
+        """
+        return cls(tensor, global_shape, (), replicas, start)
 
     def __post_init__(self) -> None:
+        if self.flat_start is not None:
+            self._check_flat(int(self.flat_start))
+            return
         shape = tuple(int(n) for n in self.tensor.shape)
         self.global_shape = tuple(int(n) for n in self.global_shape)
         self.offsets = tuple(int(n) for n in self.offsets)
@@ -126,6 +152,17 @@ class Sharded:
                 f"Sharded: expected a part inside {self.global_shape}, found shape {shape} "
                 f"at {self.offsets}"
             )
+
+    def _check_flat(self, start: int) -> None:
+        shape = tuple(int(n) for n in self.tensor.shape)
+        self.global_shape = tuple(int(n) for n in self.global_shape)
+        whole = math.prod(self.global_shape)
+        if len(shape) != 1 or not 0 <= start <= start + shape[0] <= whole:
+            raise ValueError(
+                f"Sharded.flat: expected a 1-D part of the {whole} elements of "
+                f"{self.global_shape}, found shape {shape} at element {start}"
+            )
+        self.flat_start, self.offsets = start, (start,)
 
 
 @dataclass(frozen=True)

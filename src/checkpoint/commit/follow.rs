@@ -1,86 +1,103 @@
-//! A save on a rank other than 0: write, tell, wait for the verdict.
+//! What only ranks other than 0 do: send a part, hear the verdict, explain a difference.
 
 use std::time::Instant;
 
-use super::messages::{Details, Failure, Part, Verdict, decode, encode, encode_part};
-use super::write::{remove_files, write_images};
-use super::{Folders, Job, Place};
-use crate::checkpoint::io::read_all;
-use crate::checkpoint::layout::{MANIFEST, Manifest, join};
-use crate::checkpoint::meet::{Tick, no_tick};
+use super::Folders;
+use super::drive::{Driver, Trouble};
+use super::machine::{Action, Event, Word};
+use super::messages::{Details, Part, Verdict, decode, encode, encode_part};
+use crate::checkpoint::meet::no_tick;
 use crate::error::{Error, Result};
-use crate::runtime::block_on;
 
-pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
-    let room = &place.room;
-    let session = room.join(room.verdict_deadline(), tick)?;
-    job.joined(session);
-    let folders = Folders::new(job.step, session, job.op)?;
-    let meeting = job.meeting();
-    let mut files = Vec::new();
-    // Rank 0 may have refused already; then writing would be for nothing.
-    let early = room.wait(&meeting, "verdict", Instant::now(), &mut no_tick)?;
-    if early.is_none() {
-        let part = write(place, job, &folders)?;
-        if let Ok(part) = &part {
-            files.clone_from(&part.head.files);
+type Done = Result<Event, Trouble>;
+
+impl Driver<'_> {
+    /// Carries out an action of another rank.
+    pub fn follow(&mut self, action: Action) -> Done {
+        let room = &self.place.room;
+        match action {
+            Action::Join => {
+                let session = room.join(room.verdict_deadline(), self.tick)?;
+                self.job.joined(session);
+                self.folders = Folders::new(self.job.step, session, self.job.op)?;
+            }
+            // Rank 0 may have refused already; then writing would be for nothing.
+            Action::LookEarly => {
+                let now = Instant::now();
+                let found = room.wait(&self.job.meeting(), "verdict", now, &mut no_tick)?;
+                return self.heard(found);
+            }
+            Action::SendPart => self.send_part()?,
+            Action::WaitVerdict => return self.wait_word("verdict"),
+            Action::WaitFinal => return self.wait_word("final"),
+            Action::SendDetails => self.send_details()?,
+            // The receipt only lets rank 0 clear its keys away.
+            Action::Ack => {
+                let name = format!("ack-{}", room.rank);
+                if let Err(error) = room.put(&self.job.meeting(), &name, b"") {
+                    let step = self.job.step;
+                    tracing::debug!(%error, step, "the verdict could not be acknowledged");
+                }
+            }
+            other => return self.common(other),
         }
-        room.put(&meeting, &format!("part-{}", room.rank), &encode_part(&part)?)?;
+        Ok(Event::Done)
     }
-    let verdict = wait_verdict(place, job, tick)?;
-    let result = match verdict {
-        Some(Verdict::Committed) => Ok(()),
-        Some(Verdict::Failed(failure)) => {
-            block_on(remove_files(place.store.as_ref(), &folders, &files))?;
-            Err(failure.into_error())
+
+    fn send_part(&mut self) -> Result<()> {
+        let room = &self.place.room;
+        let part = if let Some(trouble) = &self.trouble {
+            Err(trouble.failure(room.rank))
+        } else {
+            let chunks = std::mem::take(&mut self.written.chunks);
+            Ok(Part::of(self.job, self.written.files.clone(), chunks))
+        };
+        room.put(&self.job.meeting(), &format!("part-{}", room.rank), &encode_part(&part)?)
+    }
+
+    fn wait_word(&mut self, name: &str) -> Done {
+        let room = &self.place.room;
+        let found = room.wait(&self.job.meeting(), name, room.verdict_deadline(), self.tick)?;
+        if found.is_some() {
+            return self.heard(found);
         }
-        Some(Verdict::Unsure(failure)) => Err(failure.into_error()),
-        Some(Verdict::Explain(_)) | None => unheard(place, &folders),
-    };
-    // The receipt only lets rank 0 clear its keys away: without it the outcome is still known.
-    if let Err(error) = room.put(&meeting, &format!("ack-{}", room.rank), b"") {
-        tracing::debug!(%error, step = job.step, "the verdict could not be acknowledged");
+        self.failed(Trouble::Own(Error::Timeout {
+            what: "the verdict of rank 0 on the commit".into(),
+            waited: room.timeout,
+            advice:
+                "look at the log of rank 0: it may be dead; its manifest was not there just now"
+                    .into(),
+        }));
+        Ok(Event::Silence)
     }
-    result
-}
 
-fn write(place: &Place, job: &Job, folders: &Folders) -> Result<Result<Part, Failure>> {
-    let rank = place.room.rank;
-    let written = block_on(write_images(place.store.as_ref(), folders, job, rank))?;
-    Ok(match written {
-        Ok(written) => Ok(Part::of(job, written.files, written.chunks)),
-        Err(e) => Err(Failure::of(rank, &e)),
-    })
-}
-
-fn wait_verdict(place: &Place, job: &Job, tick: Tick<'_>) -> Result<Option<Verdict>> {
-    let room = &place.room;
-    let meeting = job.meeting();
-    let Some(first) = room.wait(&meeting, "verdict", room.verdict_deadline(), tick)? else {
-        return Ok(None);
-    };
-    let verdict: Verdict = decode(0, &first)?;
-    let Verdict::Explain(ranks) = &verdict else { return Ok(Some(verdict)) };
-    if ranks.contains(&room.rank) {
-        let details = encode(&Details::of(job))?;
-        room.put(&meeting, &format!("details-{}", room.rank), &details)?;
+    fn heard(&mut self, message: Option<Vec<u8>>) -> Done {
+        let Some(message) = message else { return Ok(Event::Silence) };
+        let word = match decode(0, &message)? {
+            Verdict::Committed => Word::Committed,
+            // Whatever failed here first: all ranks raise what rank 0 says.
+            Verdict::Failed(failure) => {
+                self.trouble = Some(Trouble::Shared(failure));
+                Word::Failed
+            }
+            Verdict::Unsure(failure) => {
+                self.trouble = Some(Trouble::Shared(failure));
+                Word::Unsure
+            }
+            Verdict::Explain(ranks) => {
+                self.asked = ranks.contains(&self.place.room.rank);
+                Word::Explain
+            }
+        };
+        Ok(Event::Heard(word))
     }
-    let last = room.wait(&meeting, "final", room.verdict_deadline(), tick)?;
-    last.map(|message| decode(0, &message)).transpose()
-}
 
-/// Rank 0 said nothing. It may have died before or after the commit: the manifest tells. Without
-/// one the files stay, since rank 0 might be slow and commit yet.
-fn unheard(place: &Place, folders: &Folders) -> Result<()> {
-    let path = join(&folders.step, MANIFEST);
-    let found = block_on(read_all(place.store.as_ref(), &path))?;
-    let manifest = found.and_then(|bytes| Manifest::decode(&bytes, &path));
-    if manifest.is_ok_and(|m| m.attempt == folders.attempt) {
-        return Ok(());
+    fn send_details(&self) -> Result<()> {
+        if !self.asked {
+            return Ok(());
+        }
+        let room = &self.place.room;
+        let details = encode(&Details::of(self.job))?;
+        room.put(&self.job.meeting(), &format!("details-{}", room.rank), &details)
     }
-    Err(Error::Timeout {
-        what: "the verdict of rank 0 on the commit".into(),
-        waited: place.room.timeout,
-        advice: "look at the log of rank 0: it may be dead; the step was not committed".into(),
-    })
 }

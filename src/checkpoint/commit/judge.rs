@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::messages::{Details, Failure, Part};
+use crate::checkpoint::flat::prove;
 use crate::checkpoint::layout::Chunk;
-use crate::checkpoint::rects::{Rect, prove_cover};
+use crate::checkpoint::rects::Rect;
 
 /// Why the parts cannot be published as they are.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ fn covered(parts: &[Part]) -> Result<(), Failure> {
             });
         }
         let rects: Vec<Rect> = chunks.iter().map(|(_, c)| c.rect()).collect();
-        if let Err(fault) = prove_cover(&Rect::whole(&first.shape), &rects) {
+        if let Err(fault) = prove(&first.shape, &Rect::whole(&first.shape), &rects) {
             let list =
                 |rects: &[Rect]| rects.iter().map(Rect::describe).collect::<Vec<_>>().join(" ");
             let found = if fault.twice.is_empty() {

@@ -1,204 +1,189 @@
-//! A save on rank 0: write, gather, judge, publish, tell.
+//! What only rank 0 does: gather, judge, publish, tell, and sweep afterwards.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::drive::{Driver, Trouble};
 use super::judge::{self, Doubt};
+use super::machine::{Action, Event, Word};
 use super::messages::{Details, Failure, Part, Verdict, decode, decode_part, encode};
-use super::publish::{Published, committed_already, may_remove, publish};
-use super::write::{remove_files, write_images};
+use super::publish::{
+    committed_already, existing, manifest_bytes, manifest_path, may_land, write_table,
+};
+use super::write::sync_file;
 use super::{Folders, Job, Place};
-use crate::checkpoint::layout::{FileRecord, MANIFEST, join};
-use crate::checkpoint::meet::{Tick, no_tick};
+use crate::checkpoint::layout::{FileRecord, Manifest, join};
+use crate::checkpoint::meet::no_tick;
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
+use crate::storage::Version;
 
 /// How long rank 0 waits for the others to have read the verdict before it leaves the keys.
 const ACK_WAIT: Duration = Duration::from_secs(10);
 /// How long an explanation may take: it is a message of what a rank already has in memory.
 const EXPLAIN_WAIT: Duration = Duration::from_mins(1);
 
-pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
-    let room = &place.room;
-    let deadline = room.deadline();
-    let joined = room.join(deadline, tick);
-    let session = room.session_id().unwrap_or_default();
-    if joined.is_ok() {
-        job.joined(session);
-    }
-    let folders = Folders::new(job.step, session, job.op)?;
-    let outcome = match joined {
-        Ok(_) => attempt(place, job, &folders, tick),
-        Err(e) => Err(e.into()),
-    };
-    if room.world_size == 1 {
-        let done = outcome.map_err(Refusal::into_error)?;
-        place.keep.note(job.step, done.replaced);
-        return Ok(());
-    }
-    match outcome {
-        Ok(done) => {
-            tell(place, job, "verdict", &Verdict::Committed);
-            place.keep.note(job.step, done.replaced);
-            Ok(())
-        }
-        Err(refusal) => {
-            let explained = matches!(refusal, Refusal::Explained(_));
-            let name = if explained { "final" } else { "verdict" };
-            let removed = may_remove_after(&refusal);
-            let failure = refusal.into_failure();
-            let told = failure.clone();
-            let verdict = if removed { Verdict::Failed(told) } else { Verdict::Unsure(told) };
-            tell(place, job, name, &verdict);
-            Err(failure.into_error())
-        }
-    }
+/// What rank 0 holds between its actions.
+#[derive(Default)]
+pub struct Leading {
+    /// What every rank wrote, in rank order.
+    parts: Vec<Part>,
+    /// Ranks that are asked for details.
+    ask: Vec<u32>,
+    /// The table, once it is durable.
+    pub table: Option<FileRecord>,
+    /// The manifest that is to be replaced.
+    old: Option<(Version, Option<Manifest>)>,
 }
 
-/// Tells the other ranks. The outcome is what it is even if they cannot be told: they look at the
-/// manifest themselves when they hear nothing, so this must not turn a commit into an error or
-/// hide why there was none.
-fn tell(place: &Place, job: &Job, name: &str, verdict: &Verdict) {
-    let told = encode(verdict).and_then(|text| place.room.put(&job.meeting(), name, &text));
-    if let Err(error) = told {
-        tracing::warn!(%error, step = job.step, "the other ranks could not be told the outcome");
-    }
-}
+type Done = Result<Event, Trouble>;
 
-/// Why a save was refused.
-enum Refusal {
-    /// An error of this rank, with its own type.
-    Own(Error),
-    /// A failure that all ranks raise.
-    Shared(Failure),
-    /// The same, after an explanation was asked for.
-    Explained(Failure),
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
-        Self::Own(error)
-    }
-}
-
-impl Refusal {
-    fn into_failure(self) -> Failure {
-        match self {
-            Self::Own(Error::Timeout { what, waited, advice: _ }) => {
-                Failure::Late { what, waited_ms: waited.as_millis() as u64 }
+impl Driver<'_> {
+    /// Carries out an action of rank 0; `explained` if the first word asked for details.
+    pub fn lead(&mut self, action: Action, explained: bool) -> Done {
+        match action {
+            Action::Join => self.join_as_lead()?,
+            Action::Gather => self.gather()?,
+            Action::Judge => return self.judge(),
+            Action::GatherDetails => self.gather_details()?,
+            Action::WaitVisible => self.wait_visible()?,
+            Action::WriteTable => {
+                let store = self.place.store.as_ref();
+                let table = write_table(store, &self.folders, &self.leading.parts);
+                self.open = Some(block_on(table)??);
             }
-            Self::Own(error) => Failure::of(0, &error),
-            Self::Shared(failure) | Self::Explained(failure) => failure,
+            Action::SyncTable => {
+                let sync = sync_file(self.place.store.as_ref(), self.opened()?);
+                self.leading.table = Some(block_on(sync)??.0);
+            }
+            Action::LookOld => {
+                let path = manifest_path(&self.folders);
+                self.leading.old = block_on(existing(self.place.store.as_ref(), &path))??;
+            }
+            Action::PutManifest => return Ok(self.put_manifest()),
+            Action::Tell(word) => self.tell(word, explained)?,
+            Action::Retire => {
+                let replaced = self.leading.old.take().and_then(|(_, old)| old);
+                self.place.keep.note(self.job.step, replaced);
+            }
+            other => return self.common(other),
+        }
+        Ok(Event::Done)
+    }
+
+    fn join_as_lead(&mut self) -> Result<()> {
+        let room = &self.place.room;
+        let joined = room.join(room.deadline(), self.tick);
+        // The session is there even if not all ranks came: those that did will hear of it.
+        let session = room.session_id().unwrap_or_default();
+        self.folders = Folders::new(self.job.step, session, self.job.op)?;
+        joined.map(|_| self.job.joined(session))
+    }
+
+    /// Collects the other ranks' parts.
+    fn gather(&mut self) -> Result<(), Trouble> {
+        let room = &self.place.room;
+        let meeting = self.job.meeting();
+        let others: Vec<u32> = (1..room.world_size).collect();
+        let mut found = room.gather(&meeting, "part", &others, room.deadline(), self.tick)?;
+        for rank in found.keys() {
+            room.remove(&meeting, &format!("part-{rank}"))?;
+        }
+        let mut missing = Vec::new();
+        for rank in others {
+            match found.remove(&rank) {
+                Some(message) => {
+                    let part = decode_part(rank, &message)?.map_err(Trouble::Shared)?;
+                    self.leading.parts.push(part);
+                }
+                None => missing.push(rank),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let waited_ms = room.timeout.as_millis() as u64;
+        let doing = format!("writing its part of step {}", self.job.step);
+        Err(Trouble::Shared(Failure::Missing { doing, ranks: missing, waited_ms }))
+    }
+
+    fn judge(&mut self) -> Done {
+        let chunks = std::mem::take(&mut self.written.chunks);
+        // The files' names stay with the driver, which removes them if the save fails.
+        let own = Part::of(self.job, self.written.files.clone(), chunks);
+        self.leading.parts.insert(0, own);
+        match judge::judge(&self.leading.parts) {
+            Ok(()) => Ok(Event::Done),
+            Err(Doubt::Certain(failure)) => Err(Trouble::Shared(failure)),
+            Err(Doubt::Ask(ranks)) => {
+                self.leading.ask = ranks.into_iter().filter(|&r| r != 0).collect();
+                Ok(Event::Differ)
+            }
         }
     }
 
-    fn into_error(self) -> Error {
-        match self {
-            Self::Own(error) => error,
-            Self::Shared(failure) | Self::Explained(failure) => failure.into_error(),
+    /// Names the difference, as far as the asked ranks answer.
+    fn gather_details(&mut self) -> Result<(), Trouble> {
+        let room = &self.place.room;
+        let meeting = self.job.meeting();
+        let deadline = (Instant::now() + EXPLAIN_WAIT).min(room.deadline());
+        let mut details = BTreeMap::from([(0, Details::of(self.job))]);
+        let ask = &self.leading.ask;
+        for (rank, message) in room.gather(&meeting, "details", ask, deadline, self.tick)? {
+            room.remove(&meeting, &format!("details-{rank}"))?;
+            details.insert(rank, decode(rank, &message)?);
         }
+        Err(Trouble::Shared(judge::difference(&self.leading.parts, &details)))
     }
-}
 
-fn attempt(
-    place: &Place,
-    job: &Job,
-    folders: &Folders,
-    tick: Tick<'_>,
-) -> Result<Published, Refusal> {
-    let store = place.store.as_ref();
-    if !job.overwrite {
-        let path = join(&folders.step, MANIFEST);
-        match block_on(store.head(&path))? {
-            Ok(_) => return Err(committed_already(&path).into()),
-            Err(Error::NotFound { .. }) => {}
-            Err(e) => return Err(e.into()),
+    fn wait_visible(&self) -> Result<()> {
+        let foreign = self.leading.parts.iter().skip(1).flat_map(|p| &p.head.files);
+        block_on(wait_visible(self.place, &self.folders, foreign))?
+    }
+
+    /// The commit itself.
+    fn put_manifest(&mut self) -> Event {
+        let store = self.place.store.as_ref();
+        let path = manifest_path(&self.folders);
+        let table = self.leading.table.clone();
+        let (place, folders, parts) = (self.place, &self.folders, &self.leading.parts);
+        let put = table
+            .ok_or_else(|| Error::Closed { what: "the table of the save".into() })
+            .and_then(|table| manifest_bytes(place, folders, self.job, parts, table))
+            .and_then(|bytes| match &self.leading.old {
+                Some((version, _)) => block_on(store.replace(&path, bytes, version))?,
+                None => block_on(store.put_new(&path, bytes))?,
+            });
+        let Err(error) = put else { return Event::Done };
+        let unclear = may_land(&error);
+        let error = match error {
+            Error::AlreadyExists { .. } => committed_already(&path),
+            other => other,
+        };
+        let failed = self.failed(error.into());
+        if unclear { Event::Unknown } else { failed }
+    }
+
+    fn tell(&mut self, word: Word, explained: bool) -> Result<()> {
+        let why = || match &self.trouble {
+            Some(trouble) => trouble.failure(0),
+            None => Failure::of(0, &Error::Closed { what: "the save".into() }),
+        };
+        let verdict = match word {
+            Word::Committed => Verdict::Committed,
+            Word::Failed => Verdict::Failed(why()),
+            Word::Unsure => Verdict::Unsure(self.unsure()),
+            Word::Explain => Verdict::Explain(self.leading.ask.clone()),
+        };
+        let name = if explained { "final" } else { "verdict" };
+        let told =
+            encode(&verdict).and_then(|text| self.place.room.put(&self.job.meeting(), name, &text));
+        if let Err(error) = &told {
+            let step = self.job.step;
+            tracing::warn!(%error, step, "the other ranks could not be told the outcome");
         }
+        told
     }
-    let written = block_on(write_images(store, folders, job, 0))??;
-    let files = written.files.clone();
-    let own = Part::of(job, written.files, written.chunks);
-    let result = meet_and_publish(place, job, folders, own, tick);
-    if let Err(refusal) = &result
-        && may_remove_after(refusal)
-    {
-        block_on(remove_files(store, folders, &files))?;
-    }
-    result
-}
-
-fn may_remove_after(refusal: &Refusal) -> bool {
-    match refusal {
-        Refusal::Own(error) => may_remove(error),
-        _ => true,
-    }
-}
-
-fn meet_and_publish(
-    place: &Place,
-    job: &Job,
-    folders: &Folders,
-    own: Part,
-    tick: Tick<'_>,
-) -> Result<Published, Refusal> {
-    let parts = gather(place, job, own, tick)?;
-    match judge::judge(&parts) {
-        Ok(()) => {}
-        Err(Doubt::Certain(failure)) => return Err(Refusal::Shared(failure)),
-        Err(Doubt::Ask(ranks)) => return Err(explain(place, job, &parts, ranks, tick)?),
-    }
-    let foreign = parts.iter().skip(1).flat_map(|p| &p.head.files);
-    block_on(wait_visible(place, folders, foreign))??;
-    Ok(block_on(publish(place, folders, job, &parts))??)
-}
-
-/// All parts in rank order.
-fn gather(place: &Place, job: &Job, own: Part, tick: Tick<'_>) -> Result<Vec<Part>, Refusal> {
-    let room = &place.room;
-    let meeting = job.meeting();
-    let others: Vec<u32> = (1..room.world_size).collect();
-    let mut found = room.gather(&meeting, "part", &others, room.deadline(), tick)?;
-    for rank in found.keys() {
-        room.remove(&meeting, &format!("part-{rank}"))?;
-    }
-    let mut parts = vec![own];
-    let mut missing = Vec::new();
-    for rank in others {
-        match found.remove(&rank) {
-            Some(message) => match decode_part(rank, &message)? {
-                Ok(part) => parts.push(part),
-                Err(failure) => return Err(Refusal::Shared(failure)),
-            },
-            None => missing.push(rank),
-        }
-    }
-    if missing.is_empty() {
-        return Ok(parts);
-    }
-    let waited_ms = room.timeout.as_millis() as u64;
-    let doing = format!("writing its part of step {}", job.step);
-    Err(Refusal::Shared(Failure::Missing { doing, ranks: missing, waited_ms }))
-}
-
-/// Asks the ranks that differ for what they have, and names the difference.
-fn explain(
-    place: &Place,
-    job: &Job,
-    parts: &[Part],
-    ranks: Vec<u32>,
-    tick: Tick<'_>,
-) -> Result<Refusal> {
-    let room = &place.room;
-    let meeting = job.meeting();
-    let others: Vec<u32> = ranks.iter().copied().filter(|&r| r != 0).collect();
-    room.put(&meeting, "verdict", &encode(&Verdict::Explain(others.clone()))?)?;
-    let deadline = (Instant::now() + EXPLAIN_WAIT).min(room.deadline());
-    let mut details = BTreeMap::from([(0, Details::of(job))]);
-    for (rank, message) in room.gather(&meeting, "details", &others, deadline, tick)? {
-        room.remove(&meeting, &format!("details-{rank}"))?;
-        details.insert(rank, decode(rank, &message)?);
-    }
-    Ok(Refusal::Explained(judge::difference(parts, &details)))
 }
 
 /// Waits until this rank sees the other ranks' files in their full size.

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Job;
+use super::publish::unknown_outcome;
 use crate::checkpoint::layout::{Chunk, FileRecord, decode_table, encode_table};
 use crate::checkpoint::meet::missing_error;
 use crate::error::{Error, Result};
@@ -25,6 +26,8 @@ pub enum Failure {
     Skipped { rank: u32, step: i64 },
     /// The step is committed already.
     Exists { what: String, advice: String },
+    /// The manifest at `path` may be there.
+    Unsure { path: String, what: String },
 }
 
 impl Failure {
@@ -55,6 +58,7 @@ impl Failure {
                 advice: "look at the log of that process; nothing was committed".into(),
             },
             Self::Exists { what, advice } => Error::AlreadyExists { what, advice },
+            Self::Unsure { path, what } => unknown_outcome(&path, &what),
         }
     }
 }

@@ -13,10 +13,14 @@
 //! A failure anywhere before the manifest removes what this save wrote; older steps are not touched
 //! by a save at all. A rank that hears no verdict removes nothing: rank 0 may have committed.
 
+mod drive;
 mod follow;
 mod judge;
 mod lead;
+mod machine;
 mod messages;
+#[cfg(test)]
+mod model;
 mod publish;
 mod write;
 
@@ -32,6 +36,7 @@ use super::snapshot::{Groups, Staged};
 use crate::error::{Error, Result};
 use crate::storage::Store;
 
+pub use drive::run;
 pub use lead::{Tidy, tidy};
 
 /// What the ranks of a checkpointer share for all their saves.
@@ -134,11 +139,6 @@ impl Job {
 
 fn meeting(op: u64) -> String {
     format!("save-{op}")
-}
-
-/// Writes and commits; returns when this rank knows the outcome.
-pub fn run(place: &Place, job: &Job, tick: super::meet::Tick<'_>) -> Result<()> {
-    if place.room.rank == 0 { lead::run(place, job, tick) } else { follow::run(place, job, tick) }
 }
 
 /// How long rank 0 waits until it can see the other ranks' files: close-to-open file systems show

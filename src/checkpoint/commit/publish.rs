@@ -1,9 +1,10 @@
-//! Rank 0's last steps: the table, the fsyncs, the manifest.
+//! The manifest: put, read back, sealed. After an unclear answer the attempt id in the stored
+//! manifest tells whose it is.
 
 use bytes::Bytes;
 
 use super::messages::Part;
-use super::write::{finish_or_remove, remove_files};
+use super::write::{OpenFile, write_small};
 use super::{Folders, Job, Place};
 use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
@@ -11,25 +12,36 @@ use crate::checkpoint::layout::{
 };
 use crate::checkpoint::retain::now_ns;
 use crate::error::{Error, Result};
-use crate::storage::{Store, WriteOptions};
+use crate::storage::{Store, Version};
 
-/// What a commit left to do.
-#[derive(Debug, Default)]
-pub struct Published {
-    /// The manifest that was replaced, whose files nobody names any more.
-    pub replaced: Option<Manifest>,
+/// Path of the manifest below the root.
+pub fn manifest_path(folders: &Folders) -> String {
+    join(&folders.step, MANIFEST)
 }
 
-/// Writes the table and the manifest. After an error the table is gone again, unless the manifest
-/// may already be there.
-pub async fn publish(
+/// Writes the table of all parts' chunks; its bytes are not durable yet.
+pub async fn write_table(store: &dyn Store, folders: &Folders, parts: &[Part]) -> Result<OpenFile> {
+    let chunks: Vec<_> = parts.iter().flat_map(|p| p.chunks.iter().cloned()).collect();
+    let bytes = Bytes::from(encode_table(&chunks)?);
+    let record = FileRecord {
+        path: join(&folders.attempt, TENSORS),
+        size_bytes: bytes.len() as u64,
+        crc32c: format!("{:08x}", crc32c(&bytes)),
+        header_bytes: 0,
+        header_crc32c: "00000000".into(),
+        rank: 0,
+    };
+    write_small(store, join(&folders.path, TENSORS), bytes, record).await
+}
+
+/// The manifest's bytes.
+pub fn manifest_bytes(
     place: &Place,
     folders: &Folders,
     job: &Job,
     parts: &[Part],
-) -> Result<Published> {
-    let store = place.store.as_ref();
-    let table = write_table(store, folders, parts).await?;
+    table: FileRecord,
+) -> Result<Bytes> {
     let mut files = vec![table];
     files.extend(parts.iter().flat_map(|p| p.head.files.iter().cloned()));
     let manifest = Manifest {
@@ -45,75 +57,14 @@ pub async fn publish(
         state_json: job.state_json.clone(),
         per_rank_json: parts.iter().map(|p| p.head.per_rank_json.clone()).collect(),
     };
-    let result = async {
-        sync_created(store, folders).await?;
-        put_manifest(place, folders, job, &manifest).await
-    };
-    let result = result.await;
-    if result.as_ref().is_err_and(may_remove) {
-        remove_files(store, folders, &manifest.files[..1]).await;
-    }
-    result
+    manifest.encode().map(Bytes::from)
 }
 
-async fn write_table(store: &dyn Store, folders: &Folders, parts: &[Part]) -> Result<FileRecord> {
-    let chunks: Vec<_> = parts.iter().flat_map(|p| p.chunks.iter().cloned()).collect();
-    let bytes = Bytes::from(encode_table(&chunks)?);
-    let path = join(&folders.path, TENSORS);
-    let options = WriteOptions { direct: false, size_bytes: Some(bytes.len() as u64) };
-    let record = FileRecord {
-        path: join(&folders.attempt, TENSORS),
-        size_bytes: bytes.len() as u64,
-        crc32c: format!("{:08x}", crc32c(&bytes)),
-        header_bytes: 0,
-        header_crc32c: "00000000".into(),
-        rank: 0,
-    };
-    let mut writer = store.create(&path, options).await?;
-    let written = writer.write(bytes).await;
-    finish_or_remove(store, &path, writer, written).await.map(|()| record)
-}
-
-/// Makes the folders' entries durable, from the inside out, before the manifest names them.
-pub async fn sync_created(store: &dyn Store, folders: &Folders) -> Result<()> {
-    store.sync_dir(&folders.path).await?;
-    store.sync_dir(&folders.step).await?;
-    store.sync_dir("").await
-}
-
-/// The commit itself.
-async fn put_manifest(
-    place: &Place,
-    folders: &Folders,
-    job: &Job,
-    manifest: &Manifest,
-) -> Result<Published> {
-    let store = place.store.as_ref();
-    let path = join(&folders.step, MANIFEST);
-    let bytes = Bytes::from(manifest.encode()?);
-    let mut published = Published::default();
-    let existing = if job.overwrite { existing(store, &path).await? } else { None };
-    let put = match existing {
-        Some((version, old)) => {
-            published.replaced = old;
-            store.replace(&path, bytes, &version).await
-        }
-        None => store.put_new(&path, bytes).await,
-    };
-    let done = match put {
-        Ok(_) => store.sync_dir(&folders.step).await,
-        Err(e) => settle(store, folders, &path, e).await,
-    };
-    match done {
-        Ok(()) => Ok(published),
-        Err(e) => Err(take_back(store, folders, &path, published, e).await),
-    }
-}
-
-async fn existing(
+/// The manifest that is there now: its version, and what it says if it can be read.
+pub async fn existing(
     store: &dyn Store,
     path: &str,
-) -> Result<Option<(crate::storage::Version, Option<Manifest>)>> {
+) -> Result<Option<(Version, Option<Manifest>)>> {
     match store.head(path).await {
         Ok(meta) => {
             let old = read_all(store, path).await?;
@@ -124,15 +75,13 @@ async fn existing(
     }
 }
 
-/// After an error nobody knows whether the manifest was stored: reading back its attempt tells.
-async fn settle(store: &dyn Store, folders: &Folders, path: &str, error: Error) -> Result<()> {
-    if is_ours(store, folders, path).await? {
-        return store.sync_dir(&folders.step).await;
+/// Refuses a step whose manifest is there.
+pub async fn refuse_committed(store: &dyn Store, path: &str) -> Result<()> {
+    match store.head(path).await {
+        Ok(_) => Err(committed_already(path)),
+        Err(Error::NotFound { .. }) => Ok(()),
+        Err(e) => Err(e),
     }
-    Err(match error {
-        Error::AlreadyExists { .. } => committed_already(path),
-        other => other,
-    })
 }
 
 /// The refusal to touch a committed step.
@@ -143,10 +92,12 @@ pub fn committed_already(path: &str) -> Error {
     }
 }
 
-async fn is_ours(store: &dyn Store, folders: &Folders, path: &str) -> Result<bool> {
-    match read_all(store, path).await {
+/// Whether the stored manifest is that of this attempt.
+pub async fn is_ours(store: &dyn Store, folders: &Folders) -> Result<bool> {
+    let path = manifest_path(folders);
+    match read_all(store, &path).await {
         Ok(bytes) => {
-            let manifest = Manifest::decode(&bytes, path);
+            let manifest = Manifest::decode(&bytes, &path);
             Ok(manifest.is_ok_and(|m| m.attempt == folders.attempt))
         }
         Err(Error::NotFound { .. }) => Ok(false),
@@ -154,27 +105,21 @@ async fn is_ours(store: &dyn Store, folders: &Folders, path: &str) -> Result<boo
     }
 }
 
-/// The save failed after its manifest may have been stored. If it is there and replaced nothing,
-/// it is removed, since the caller will be told that the step was not saved. If that fails too,
-/// the data stays: a manifest without its data would be worse than a step nobody was told of.
-async fn take_back(
-    store: &dyn Store,
-    folders: &Folders,
-    path: &str,
-    published: Published,
-    error: Error,
-) -> Error {
-    let ours = is_ours(store, folders, path).await;
-    let gone = match ours {
-        Ok(false) => true,
-        Ok(true) if published.replaced.is_none() => store.delete(path).await.is_ok(),
+/// Whether a failed put may have had its effect, or may have it yet: then a manifest that is not
+/// there now proves nothing.
+pub fn may_land(error: &Error) -> bool {
+    match error {
+        Error::Timeout { .. } => true,
+        Error::Io { source, .. } => {
+            use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut};
+            matches!(source.kind(), TimedOut | ConnectionAborted | ConnectionReset | BrokenPipe)
+        }
         _ => false,
-    };
-    if gone { error } else { unknown_outcome(path, &error) }
+    }
 }
 
 /// Marks an error after which the step may be committed, so that its data must stay.
-fn unknown_outcome(path: &str, error: &Error) -> Error {
+pub fn unknown_outcome(path: &str, error: &str) -> Error {
     Error::Io {
         op: UNKNOWN_OUTCOME,
         path: path.into(),
@@ -184,8 +129,3 @@ fn unknown_outcome(path: &str, error: &Error) -> Error {
 }
 
 const UNKNOWN_OUTCOME: &str = "commit (outcome unknown)";
-
-/// Whether the data of a failed save may be removed.
-pub fn may_remove(error: &Error) -> bool {
-    !matches!(error, Error::Io { op, .. } if *op == UNKNOWN_OUTCOME)
-}

@@ -5,10 +5,10 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use super::{Folders, Job};
 use crate::checkpoint::layout::{
-    Chunk, FileImage, FileRecord, Piece, RAW_CODEC, crc32c, crc32c_join, join,
+    Chunk, FileImage, FileRecord, Piece, Placed, RAW_CODEC, crc32c, crc32c_join, join,
 };
 use crate::checkpoint::snapshot::{Staged, image_bytes, image_starts};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::storage::{Store, WriteOptions, Writer};
 
 /// Bytes per write: large enough for full speed, small enough that checksums of the next slice
@@ -24,35 +24,81 @@ pub struct Written {
     pub chunks: Vec<Chunk>,
 }
 
-/// Writes all images of a job and makes them durable. After an error the files are removed.
-pub async fn write_images(
+/// A file whose bytes were written but may not be durable.
+pub struct OpenFile {
+    path: String,
+    writer: Box<dyn Writer>,
+    record: FileRecord,
+    chunks: Vec<Chunk>,
+}
+
+/// Writes image `i` of a job. After an error nothing of it stays.
+pub async fn write_image(
     store: &dyn Store,
     folders: &Folders,
     job: &Job,
     rank: u32,
-) -> Result<Written> {
-    if let Some(refusal) = job.refused(rank) {
-        return Err(refusal);
-    }
+    i: usize,
+) -> Result<OpenFile> {
     let slot = job.staged.as_ref().map(Staged::bytes).unwrap_or_default();
     let (starts, _) = image_starts(&job.images);
-    let mut written = Written::default();
-    for (i, (image, &start)) in job.images.iter().zip(&starts).enumerate() {
-        let mut bytes = image_bytes(&slot, image, start);
-        if store.uri().starts_with("memory://") {
-            // That store keeps the very slices it is given, and the slot could never be re-used.
-            bytes = Bytes::copy_from_slice(&bytes);
-        }
-        let path = join(&folders.path, &image.name);
-        match write_image(store, &path, image, bytes, job.sums(i)).await {
-            Ok(sums) => sums.record(image, &job.pieces, folders, rank, &mut written),
-            Err(e) => {
-                remove_files(store, folders, &written.files).await;
-                return Err(e);
-            }
-        }
+    let (Some(image), Some(&start)) = (job.images.get(i), starts.get(i)) else {
+        return Err(Error::invalid("file of a save", format!("below {}", job.images.len()), i));
+    };
+    let mut bytes = image_bytes(&slot, image, start);
+    if store.uri().starts_with("memory://") {
+        // That store keeps the very slices it is given, and the slot could never be re-used.
+        bytes = Bytes::copy_from_slice(&bytes);
     }
-    Ok(written)
+    let path = join(&folders.path, &image.name);
+    let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
+    let mut writer = store.create(&path, options).await?;
+    let mut sums = Sums::given(image, job.sums(i));
+    let written = write_slices(writer.as_mut(), &bytes, &mut sums).await;
+    let writer = unless_failed(store, &path, writer, written).await?;
+    let (record, chunks) = sums.record(image, &job.pieces, folders, rank);
+    Ok(OpenFile { path, writer, record, chunks })
+}
+
+/// Writes a small file in one piece. After an error nothing of it stays.
+pub async fn write_small(
+    store: &dyn Store,
+    path: String,
+    bytes: Bytes,
+    record: FileRecord,
+) -> Result<OpenFile> {
+    let options = WriteOptions { direct: false, size_bytes: Some(bytes.len() as u64) };
+    let mut writer = store.create(&path, options).await?;
+    let written = writer.write(bytes).await;
+    let writer = unless_failed(store, &path, writer, written).await?;
+    Ok(OpenFile { path, writer, record, chunks: Vec::new() })
+}
+
+/// Makes the bytes durable. After an error the file is removed.
+pub async fn sync_file(store: &dyn Store, file: OpenFile) -> Result<(FileRecord, Vec<Chunk>)> {
+    if let Err(e) = file.writer.finish().await {
+        let _ = store.delete(&file.path).await;
+        return Err(e);
+    }
+    Ok((file.record, file.chunks))
+}
+
+/// Removes a file that will not be finished.
+pub async fn discard(store: &dyn Store, file: OpenFile) {
+    let _ = file.writer.abort().await;
+    let _ = store.delete(&file.path).await;
+}
+
+async fn unless_failed(
+    store: &dyn Store,
+    path: &str,
+    writer: Box<dyn Writer>,
+    written: Result<()>,
+) -> Result<Box<dyn Writer>> {
+    let Err(e) = written else { return Ok(writer) };
+    let _ = writer.abort().await;
+    let _ = store.delete(path).await;
+    Err(e)
 }
 
 /// Removes files of a failed save, and its folders if they are empty then. Best effort: what stays
@@ -63,41 +109,6 @@ pub async fn remove_files(store: &dyn Store, folders: &Folders, files: &[FileRec
     }
     let _ = store.remove_dir(&folders.path).await;
     let _ = store.remove_dir(&folders.step).await;
-}
-
-async fn write_image(
-    store: &dyn Store,
-    path: &str,
-    image: &FileImage,
-    bytes: Bytes,
-    sums: &[u32],
-) -> Result<Sums> {
-    let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
-    let mut writer = store.create(path, options).await?;
-    let mut sums = Sums::given(image, sums);
-    let written = write_slices(writer.as_mut(), &bytes, &mut sums).await;
-    finish_or_remove(store, path, writer, written).await.map(|()| sums)
-}
-
-/// Ends a streamed write; if it failed, here or before, the file is removed.
-pub async fn finish_or_remove(
-    store: &dyn Store,
-    path: &str,
-    writer: Box<dyn Writer>,
-    written: Result<()>,
-) -> Result<()> {
-    let error = match written {
-        Ok(()) => match writer.finish().await {
-            Ok(_) => return Ok(()),
-            Err(e) => e,
-        },
-        Err(e) => {
-            let _ = writer.abort().await;
-            e
-        }
-    };
-    let _ = store.delete(path).await;
-    Err(error)
 }
 
 async fn write_slices(writer: &mut dyn Writer, bytes: &Bytes, sums: &mut Sums) -> Result<()> {
@@ -179,44 +190,45 @@ impl Sums {
         pieces: &[Piece],
         folders: &Folders,
         rank: u32,
-        written: &mut Written,
-    ) {
+    ) -> (FileRecord, Vec<Chunk>) {
         let path = join(&folders.attempt, &image.name);
         let parts = self.done.iter().zip(&self.lengths);
         let whole = parts.fold(0, |sum, (&part, &bytes)| crc32c_join(sum, part, bytes));
-        written.files.push(FileRecord {
+        let record = FileRecord {
             path: path.clone(),
             size_bytes: image.size_bytes,
             crc32c: format!("{whole:08x}"),
             header_bytes: image.header.len() as u64,
             header_crc32c: format!("{:08x}", self.done.first().copied().unwrap_or_default()),
             rank,
-        });
-        for (entry, &sum) in image.entries.iter().zip(self.done.iter().skip(1)) {
-            let Some(piece) = entry.piece.and_then(|i| pieces.get(i)) else { continue };
-            written.chunks.push(Chunk {
+        };
+        let entries = image.entries.iter().zip(self.done.iter().skip(1));
+        let chunk = |(entry, &sum): (&Placed, &u32)| {
+            let piece = entry.piece.and_then(|i| pieces.get(i))?;
+            let flat = piece.is_flat();
+            Some(Chunk {
                 path: piece.path.clone(),
                 entry: entry.entry.clone(),
                 dtype: piece.dtype.name.into(),
                 shape: piece.shape.clone(),
-                offsets: piece.rect.offsets.clone(),
-                extent: piece.rect.extent.clone(),
-                flat: None,
+                offsets: if flat { vec![] } else { piece.rect.offsets.clone() },
+                extent: if flat { vec![] } else { piece.rect.extent.clone() },
+                flat: flat.then(|| (piece.rect.offsets[0], piece.rect.extent[0])),
                 file: path.clone(),
                 start: entry.start,
                 length: entry.length,
                 crc32c: sum,
                 codec: RAW_CODEC.into(),
                 step_ref: None,
-            });
-        }
+            })
+        };
+        (record, entries.filter_map(chunk).collect())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::layout::Placed;
 
     #[test]
     fn sums_are_those_of_the_parts_however_the_slices_fall() {
@@ -247,9 +259,8 @@ mod tests {
                 .collect();
             assert_eq!(sums.done, expected, "slices of {slice}");
             let folders = Folders::new(1, 2, 3).unwrap();
-            let mut written = Written::default();
-            sums.record(&image, &[], &folders, 0, &mut written);
-            assert_eq!(written.files[0].crc32c, format!("{:08x}", crc32c(&bytes)));
+            let (record, _) = sums.record(&image, &[], &folders, 0);
+            assert_eq!(record.crc32c, format!("{:08x}", crc32c(&bytes)));
         }
     }
 }

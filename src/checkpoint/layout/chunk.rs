@@ -1,6 +1,7 @@
 //! One row of `tensors.arrow`: where a rectangle of a tensor lies, and its checksum.
 
 use super::dtype::{Dtype, elements, shape_bytes};
+use crate::checkpoint::flat::{fits, flat_range};
 use crate::checkpoint::rects::Rect;
 use crate::error::{Error, Result};
 
@@ -39,9 +40,12 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// The rectangle.
+    /// The rectangle, or the flat range (see [`flat`](crate::checkpoint::flat)).
     pub fn rect(&self) -> Rect {
-        Rect { offsets: self.offsets.clone(), extent: self.extent.clone() }
+        match self.flat {
+            Some((start, len)) if self.shape.len() != 1 => flat_range(start, len),
+            _ => Rect { offsets: self.offsets.clone(), extent: self.extent.clone() },
+        }
     }
 
     /// Checks that the row's numbers agree with each other and that this version can read it.
@@ -60,7 +64,7 @@ impl Chunk {
         let Ok(dtype) = Dtype::named(&self.dtype) else {
             return bad("a known dtype", self.dtype.clone());
         };
-        if self.codec != RAW_CODEC || self.flat.is_some() || self.step_ref.is_some() {
+        if self.codec != RAW_CODEC || self.step_ref.is_some() {
             return Err(Error::Unsupported {
                 what: format!("chunk of tensor {} with codec {}", self.path, self.codec),
                 advice: "read this checkpoint with a newer version".into(),
@@ -69,18 +73,28 @@ impl Chunk {
         if self.start.checked_add(self.length).is_none() {
             return bad("a byte range", format!("start {} length {}", self.start, self.length));
         }
-        if elements(&self.shape).is_none() || !self.rect().is_inside(&self.shape) {
+        let flat = self.flat.is_some();
+        if flat && (self.shape.len() == 1 || !self.offsets.is_empty() || !self.extent.is_empty()) {
+            return bad("a rectangle or a flat range, not both", format!("{:?}", self.offsets));
+        }
+        let range = self.rect();
+        if elements(&self.shape).is_none() || !fits(&range, &self.shape) {
             return bad(
-                "a rectangle inside the tensor",
-                format!("offsets {:?} extent {:?} in {:?}", self.offsets, self.extent, self.shape),
+                "a range inside the tensor",
+                format!("{} in {:?}", describe(&range), self.shape),
             );
         }
-        if shape_bytes(&self.extent, dtype) != Some(self.length) {
+        if shape_bytes(&range.extent, dtype) != Some(self.length) {
             return bad(
-                "the bytes of the extent",
-                format!("{} bytes for {:?} of {}", self.length, self.extent, self.dtype),
+                "the bytes of the range",
+                format!("{} bytes for {} of {}", self.length, describe(&range), self.dtype),
             );
         }
         Ok(dtype)
     }
+}
+
+/// Offsets and extent of a row that may contradict itself.
+fn describe(range: &Rect) -> String {
+    format!("offsets {:?} extent {:?}", range.offsets, range.extent)
 }

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 
 use super::dtype::Dtype;
 use super::names::rank_file;
+use crate::checkpoint::flat::is_flat;
 use crate::checkpoint::rects::Rect;
 use crate::error::{Error, Result};
 use crate::memory::PAGE_BYTES;
@@ -43,14 +44,21 @@ pub struct Piece {
     pub dtype: Dtype,
     /// Shape of the whole tensor.
     pub shape: Vec<i64>,
-    /// The rectangle of it that is written.
+    /// The rectangle of it that is written, or the flat range.
     pub rect: Rect,
-    /// Bytes of the rectangle.
+    /// Bytes of that.
     pub length: u64,
     /// Which of the caller's tensors holds the bytes.
     pub source: usize,
     /// Where in that tensor's memory they start.
     pub source_start: u64,
+}
+
+impl Piece {
+    /// Whether it is a range of the flattened tensor.
+    pub fn is_flat(&self) -> bool {
+        is_flat(&self.rect, &self.shape)
+    }
 }
 
 /// Where a piece lies.
@@ -162,7 +170,7 @@ impl Building {
             self.pad_to(PAGE_BYTES as u64);
         }
         let name = self.free_name(base);
-        if piece.dtype.in_safetensors {
+        if piece.dtype.in_safetensors && !piece.is_flat() {
             self.push(Some(index), name, piece.dtype.name, &piece.rect.extent, piece.length);
         } else {
             self.push(Some(index), name, "U8", &[piece.length as i64], piece.length);

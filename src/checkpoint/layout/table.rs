@@ -193,7 +193,7 @@ mod tests {
             shape: vec![8, 4],
             offsets: vec![i, 0],
             extent: vec![1, 4],
-            flat: (i == 1).then_some((3, 4)),
+            flat: None,
             file: "a-0/rank-00000.safetensors".into(),
             start: 4096,
             length: 16,
@@ -209,6 +209,7 @@ mod tests {
         chunks[0].shape.clear();
         chunks[0].offsets.clear();
         chunks[0].extent.clear();
+        (chunks[1].flat, chunks[1].offsets, chunks[1].extent) = (Some((3, 4)), vec![], vec![]);
         let bytes = encode_table(&chunks).unwrap();
         assert_eq!(decode_table(&bytes, "t").unwrap(), chunks);
         assert!(decode_table(&encode_table(&[]).unwrap(), "t").unwrap().is_empty());
@@ -226,13 +227,19 @@ mod tests {
     #[test]
     fn rows_that_contradict_themselves_are_refused() {
         chunk(0).check("t").unwrap();
-        let wrong: [fn(&mut Chunk); 6] = [
+        let mut flat = chunk(0);
+        (flat.flat, flat.offsets, flat.extent) = (Some((28, 4)), vec![], vec![]);
+        flat.check("t").unwrap();
+        let wrong: [fn(&mut Chunk); 9] = [
             |c| c.file = "../x".into(),
             |c| c.dtype = "F31".into(),
             |c| c.length = 15,
             |c| c.offsets = vec![8, 0],
             |c| c.codec = "zip".into(),
             |c| c.start = u64::MAX,
+            |c| c.flat = Some((0, 4)),
+            |c| (c.flat, c.offsets, c.extent) = (Some((29, 4)), vec![], vec![]),
+            |c| (c.flat, c.offsets, c.extent) = (Some((0, 3)), vec![], vec![]),
         ];
         for change in wrong {
             let mut c = chunk(0);

@@ -12,8 +12,9 @@ use parking_lot::Mutex;
 
 use super::windows::{Wanted, Window, windows};
 use super::{OLDER, OpenStep};
+use crate::checkpoint::flat::{fits, moves, prove};
 use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join, shape_bytes};
-use crate::checkpoint::rects::{Rect, Runs, prove_cover};
+use crate::checkpoint::rects::{Rect, Runs};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, copy_past_cache};
 use crate::runtime::block_on;
@@ -26,7 +27,7 @@ const DEPTH: usize = 4;
 /// Bytes taken from the page cache at a time: checked and copied on while a core's cache has them.
 const PIECE_BYTES: usize = 512 << 10;
 
-/// A rectangle of a tensor to be filled.
+/// A part of a tensor to be filled.
 #[derive(Debug)]
 pub struct Target<'a> {
     /// Compact JSON array of keys.
@@ -35,7 +36,7 @@ pub struct Target<'a> {
     pub dtype: String,
     /// Shape of the whole tensor; must be the stored one.
     pub shape: Vec<i64>,
-    /// What to fill.
+    /// What to fill: a rectangle, or a range of the flattened tensor.
     pub rect: Rect,
     /// Row-major memory of the rectangle.
     pub data: &'a mut [u8],
@@ -117,7 +118,7 @@ fn needs<'s>(step: &'s OpenStep, targets: &[Target<'_>]) -> Result<Vec<Need<'s>>
         };
         let dtype = check_target(target, &chunks[0])?;
         let rects: Vec<_> = chunks.iter().map(Chunk::rect).collect();
-        prove_cover(&target.rect, &rects).map_err(|fault| {
+        prove(&target.shape, &target.rect, &rects).map_err(|fault| {
             let list =
                 |rects: &[Rect]| rects.iter().map(Rect::describe).collect::<Vec<_>>().join(" ");
             let found =
@@ -126,12 +127,15 @@ fn needs<'s>(step: &'s OpenStep, targets: &[Target<'_>]) -> Result<Vec<Need<'s>>
             Error::corrupt(file, 0, "each element in exactly one chunk", found, OLDER)
         })?;
         for (c, chunk) in chunks.iter().enumerate() {
-            let Some(runs) = Runs::between(&rects[c], &target.rect, dtype.bytes) else { continue };
+            let runs = moves(&target.shape, &rects[c], &target.rect, dtype.bytes);
+            if runs.is_empty() {
+                continue;
+            }
             needs
                 .entry((path, c))
                 .or_insert_with(|| Need { chunk, uses: Vec::new(), sums: Mutex::default() })
                 .uses
-                .push((t, runs));
+                .extend(runs.into_iter().map(|r| (t, r)));
         }
     }
     Ok(needs.into_values().collect())
@@ -149,7 +153,7 @@ fn check_target(target: &Target<'_>, stored: &Chunk) -> Result<Dtype> {
         ));
     }
     let bytes = shape_bytes(&target.rect.extent, dtype);
-    if !target.rect.is_inside(&target.shape) || bytes != Some(target.data.len() as u64) {
+    if !fits(&target.rect, &target.shape) || bytes != Some(target.data.len() as u64) {
         let found = format!("{} bytes for {}", target.data.len(), target.rect.describe());
         return Err(Error::invalid(what(), "memory for a rectangle inside the tensor", found));
     }

@@ -121,7 +121,9 @@ proptest! {
         let rule = Keep { every, ..keep(last) };
         let victims = rule.victims(&known, None, 0);
         let mut left: BTreeSet<i64> = known.iter().map(|k| k.step).collect();
-        let circle = |k: &Known| known.iter().any(|o| o.step > k.step && k.refers_to.contains(&o.step));
+        let later = |k: &Known, other: &Known| other.step > k.step;
+        let circle =
+            |k: &Known| known.iter().any(|o| later(k, o) && k.refers_to.contains(&o.step));
         let newest = known.iter().rfind(|k| k.good()).map(|k| k.step);
         for victim in victims {
             let gone = &known[victim as usize];

@@ -277,8 +277,8 @@ impl Slots {
         Ok(slot)
     }
 
-    /// Takes a slot back once nothing writes from it any more. If `keep`, what it holds can still be
-    /// adopted until the next save uses it.
+    /// Takes a slot back once nothing writes from it any more. If `keep`, what it holds can still
+    /// be adopted until the next save uses it.
     pub fn release(&self, staged: Staged, keep: bool) {
         let mut slot = staged.slot;
         let deadline = Instant::now() + RELEASE_WAIT;

@@ -23,11 +23,18 @@ pub fn free_bytes(path: &Path) -> u64 {
     })
 }
 
+/// Whether no further file can be made on the file system of `path`, however many bytes are free.
+fn out_of_inodes(path: &Path) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|s| s.f_files > 0 && s.f_favail == 0)
+}
+
 /// An OS error of a write, as [`Error::NoSpace`] where it means that.
 pub fn write_error(op: &'static str, path: &Path, need_bytes: u64, e: io::Error) -> Error {
     if e.raw_os_error().is_some_and(|code| FULL.contains(&code)) {
-        let folder = path.parent().unwrap_or(path);
-        let path = path.display().to_string();
+        // What could not be made says nothing about its file system; the nearest folder does.
+        let folder = path.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(path);
+        let why = if out_of_inodes(folder) { " (no inodes left for new files)" } else { "" };
+        let path = format!("{}{why}", path.display());
         return Error::NoSpace { path, need_bytes, have_bytes: free_bytes(folder) };
     }
     Error::io(op, path.display().to_string(), e)

@@ -1,0 +1,194 @@
+//! Carries a machine's actions out: on the store, in the room, with the staged bytes.
+
+use super::lead::Leading;
+use super::machine::{Action, Event, Folder, Machine, Outcome, Shape};
+use super::messages::Failure;
+use super::publish::{is_ours, manifest_path, refuse_committed};
+use super::write::{OpenFile, Written, discard, remove_files, sync_file, write_image};
+use super::{Folders, Job, Place};
+use crate::checkpoint::meet::Tick;
+use crate::error::{Error, Result};
+use crate::runtime::block_on;
+
+/// Why a save does not go on.
+pub enum Trouble {
+    /// An error of this rank, with its own type.
+    Own(Error),
+    /// A failure that all ranks raise.
+    Shared(Failure),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Own(error)
+    }
+}
+
+impl Trouble {
+    /// What the other ranks should hear of it from `rank`.
+    pub fn failure(&self, rank: u32) -> Failure {
+        match self {
+            // Rank 0 waits for others: its deadlines are theirs.
+            Self::Own(Error::Timeout { what, waited, .. }) if rank == 0 => {
+                Failure::Late { what: what.clone(), waited_ms: waited.as_millis() as u64 }
+            }
+            Self::Own(error) => Failure::of(rank, error),
+            Self::Shared(failure) => failure.clone(),
+        }
+    }
+}
+
+/// One save under way on one rank.
+pub struct Driver<'a> {
+    pub place: &'a Place,
+    pub job: &'a Job,
+    pub folders: Folders,
+    pub tick: Tick<'a>,
+    /// The first thing that went wrong, which is what the caller hears.
+    pub trouble: Option<Trouble>,
+    pub written: Written,
+    /// The file between its write and its fsync.
+    pub open: Option<OpenFile>,
+    pub leading: Leading,
+    /// Another rank: rank 0 wants its details.
+    pub asked: bool,
+}
+
+/// Writes and commits; returns when this rank knows the outcome.
+pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
+    let room = &place.room;
+    let shape = Shape {
+        files: job.images.len() as u32,
+        alone: room.world_size == 1,
+        overwrite: job.overwrite,
+    };
+    let mut machine = Machine::new(room.rank, shape);
+    let mut driver = Driver {
+        place,
+        job,
+        folders: Folders::new(job.step, 0, job.op)?,
+        tick,
+        trouble: None,
+        written: Written::default(),
+        open: None,
+        leading: Leading::default(),
+        asked: false,
+    };
+    let mut action = Machine::start();
+    // Ends: no machine visits an action more than a few times.
+    let outcome = loop {
+        if let Action::Finish(outcome) = action {
+            break outcome;
+        }
+        let event = driver.carry_out(action, &machine);
+        tracing::trace!(step = job.step, ?action, ?event);
+        action = machine.next(event);
+    };
+    driver.result(outcome)
+}
+
+impl Driver<'_> {
+    fn carry_out(&mut self, action: Action, machine: &Machine) -> Event {
+        let done = match machine {
+            Machine::Lead(lead) => self.lead(action, lead.explained()),
+            Machine::Follow(_) => self.follow(action),
+        };
+        done.unwrap_or_else(|trouble| self.failed(trouble))
+    }
+
+    /// Remembers the first trouble.
+    pub fn failed(&mut self, trouble: Trouble) -> Event {
+        self.trouble.get_or_insert(trouble);
+        Event::Failed
+    }
+
+    /// Actions that all ranks carry out alike.
+    pub fn common(&mut self, action: Action) -> Result<Event, Trouble> {
+        let store = self.place.store.as_ref();
+        match action {
+            Action::Prepare => self.prepare()?,
+            Action::Write(i) => {
+                let rank = self.place.room.rank;
+                let file = write_image(store, &self.folders, self.job, rank, i as usize);
+                self.open = Some(block_on(file)??);
+            }
+            Action::Sync(_) => {
+                let (record, chunks) = block_on(sync_file(store, self.opened()?))??;
+                self.written.files.push(record);
+                self.written.chunks.extend(chunks);
+            }
+            Action::ReadBack => {
+                return Ok(Event::Found(block_on(is_ours(store, &self.folders))??));
+            }
+            Action::Seal => block_on(store.sync_dir(&self.folders.step))??,
+            Action::SyncFolder(folder) => block_on(store.sync_dir(self.folder(folder)))??,
+            Action::RemoveOwn => self.remove_own()?,
+            other => return Err(unforeseen(other)),
+        }
+        Ok(Event::Done)
+    }
+
+    /// Which is nothing for a rank other than 0 whose state was staged.
+    fn prepare(&self) -> Result<()> {
+        let rank = self.place.room.rank;
+        if rank == 0 && !self.job.overwrite {
+            let path = manifest_path(&self.folders);
+            block_on(refuse_committed(self.place.store.as_ref(), &path))??;
+        }
+        self.job.refused(rank).map_or(Ok(()), Err)
+    }
+
+    pub fn opened(&mut self) -> Result<OpenFile> {
+        let gone = || Error::Closed { what: "a file of the save".into() };
+        self.open.take().ok_or_else(gone)
+    }
+
+    fn folder(&self, folder: Folder) -> &str {
+        match folder {
+            Folder::Attempt => &self.folders.path,
+            Folder::Step => &self.folders.step,
+            Folder::Root => "",
+        }
+    }
+
+    fn remove_own(&mut self) -> Result<()> {
+        let store = self.place.store.as_ref();
+        if let Some(file) = self.open.take() {
+            block_on(discard(store, file))?;
+        }
+        let mut files = std::mem::take(&mut self.written.files);
+        files.extend(self.leading.table.take());
+        block_on(remove_files(store, &self.folders, &files))
+    }
+
+    /// The failure of a save whose manifest may be there; another rank has rank 0's.
+    pub fn unsure(&self) -> Failure {
+        let what = match &self.trouble {
+            Some(Trouble::Shared(failure @ Failure::Unsure { .. })) => return failure.clone(),
+            Some(trouble) => trouble.failure(self.place.room.rank).into_error().to_string(),
+            None => "no answer".into(),
+        };
+        Failure::Unsure { path: manifest_path(&self.folders), what }
+    }
+
+    /// What the caller of the save hears.
+    fn result(self, outcome: Outcome) -> Result<()> {
+        let unsure = self.unsure();
+        let (alone, rank) = (self.place.room.world_size == 1, self.place.room.rank);
+        match (outcome, self.trouble) {
+            (Outcome::Committed, _) => Ok(()),
+            (Outcome::Unsure, _) => Err(unsure.into_error()),
+            (Outcome::Failed, Some(Trouble::Own(error))) if alone => Err(error),
+            (Outcome::Failed, Some(Trouble::Shared(failure))) => Err(failure.into_error()),
+            // As the other ranks raise it.
+            (Outcome::Failed, Some(trouble)) if rank == 0 => Err(trouble.failure(0).into_error()),
+            (Outcome::Failed, Some(Trouble::Own(error))) => Err(error),
+            (Outcome::Failed, None) => Err(Error::Closed { what: "the save".into() }),
+        }
+    }
+}
+
+/// A machine asked for what its rank cannot do.
+fn unforeseen(action: Action) -> Trouble {
+    Error::invalid("commit", "an action of this rank", format!("{action:?}")).into()
+}
