@@ -212,6 +212,12 @@ impl Checkpointer {
         py.detach(|| self.inner.prepare(nbytes));
     }
 
+    /// The same in the background, for states like the newest committed one; false if there is
+    /// none.
+    fn prepare_like_newest(&self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(|| self.inner.prepare_like_newest()).map_err(|e| raise(&e))
+    }
+
     /// Why states are staged in private memory, which a kill loses; None while they are not.
     #[getter]
     fn private_reason(&self) -> Option<String> {

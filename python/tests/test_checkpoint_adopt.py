@@ -7,7 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
+import drivetrain as dt
+import numpy as np
 import pytest
 
 WORKER = pathlib.Path(__file__).with_name("adopt_worker.py")
@@ -135,6 +138,24 @@ def test_a_third_save_is_skipped_on_all_ranks_when_one_is_busy(tmp_path, world, 
         assert answer["waited"] == [1, 2, None] and answer["skipped"] == [False, False, True]
         assert answer["steps"] == [1, 2, 4] and answer["stats"] == 1
         assert answer["shown"] == "<save of step 3: skipped>"
+
+
+def test_memory_is_warmed_for_states_like_the_newest(tmp_path):
+    (tmp_path / "shm").mkdir()
+    options = {"shm_dir": tmp_path / "shm"}
+    with dt.Checkpointer(tmp_path / "run", **options) as ckpt:
+        ckpt.prepare()
+        assert slots(tmp_path) == []
+        ckpt.save(1, {"w": np.zeros(1 << 20, np.float32)}, blocking=True)
+    with dt.Checkpointer(tmp_path / "run", **options) as ckpt:
+        ckpt.prepare()
+        limit = time.monotonic() + 20
+        while len(slots(tmp_path)) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert all(slot.stat().st_size > 4 << 20 for slot in slots(tmp_path))
+        ckpt.save(2, {"w": np.ones(1 << 20, np.float32)}, blocking=True)
+        assert len(slots(tmp_path)) == 2
+    assert slots(tmp_path) == []
 
 
 def test_many_saves_leave_memory_descriptors_and_segments_flat(tmp_path):

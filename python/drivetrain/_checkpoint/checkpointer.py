@@ -14,6 +14,7 @@ from drivetrain._checkpoint.adopt import Adoption, adopt
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
+from drivetrain._checkpoint.overlap import Overlap
 from drivetrain._checkpoint.restore import Restore
 from drivetrain._checkpoint.rng import rng_state
 from drivetrain._checkpoint.tree import Snapshot
@@ -57,6 +58,11 @@ class Checkpointer:
         guard: "version", "checksum" or None: how tensors that change during the copy are noticed.
             Version counters do not see writes through `.data` or numpy views; checksums do and cost
             about two more copies.
+        staging: "staged" copies everything before `save` returns. "overlapped" returns sooner: only
+            what is no parameter or optimizer state of a module and optimizer given to `save` is
+            copied at once, the rest while the next forward and backward pass run; a hook before
+            `Optimizer.step` waits for the copy. Do not change parameters in other ways meanwhile:
+            the guard refuses the save if you do.
         allow_pickle: store values of other types as pickles, and load such values. Pickles run
             code: only for checkpoints you trust.
         on_busy: what a save does when the bytes of two earlier ones are still being written: "wait"
@@ -83,6 +89,7 @@ class Checkpointer:
         on_error: Literal["raise", "warn"] = "raise",
         timeout: str | float = "10min",
         guard: Literal["version", "checksum"] | None = "version",
+        staging: Literal["staged", "overlapped"] = "staged",
         allow_pickle: bool = False,
         on_busy: Literal["wait", "skip", "warn"] = "wait",
         stall_budget_ms: float | None = None,
@@ -103,6 +110,11 @@ class Checkpointer:
             raise _native.InvalidArgument(
                 f"stall_budget_ms: expected milliseconds from 0 up, found {stall_budget_ms!r}"
             )
+        if staging not in ("staged", "overlapped"):
+            raise _native.InvalidArgument(
+                f'staging: expected "staged" or "overlapped", found {staging!r}'
+            )
+        self._staging = staging
         self._on_busy, self._stall_budget_ms = on_busy, stall_budget_ms
         self._uri = os.fspath(uri)
         self._on_error = on_error
@@ -198,6 +210,7 @@ class Checkpointer:
         _check_step(step)
         measured = checked_metrics(metrics)
         self._saves += 1
+        self._join_overlap()
         finished = [handle for handle in self._pending if handle.done()]
         try:
             handle = self._start(step, state, blocking, rng, overwrite, measured)
@@ -212,6 +225,11 @@ class Checkpointer:
         # Not before the new save: a rank that has not seen the failure yet makes this save, too.
         self._report(finished)
         return handle
+
+    def _join_overlap(self) -> None:
+        """Ends a copy in the background: saves reach the native side in the order of the calls."""
+        for handle in list(self._pending):
+            handle._join_overlap(None)
 
     def _finish(self, handle: SaveHandle) -> None:
         try:
@@ -236,7 +254,12 @@ class Checkpointer:
             snapshot.add_all(state)
             if rng:
                 snapshot.add_rng(rng_state())
+            overlapped = self._staging == "overlapped" and not blocking
             guard = Guard(snapshot.pieces, self._guard)
+            if overlapped:
+                snapshot.copy_others()
+                guard.check()
+                guard = Guard(snapshot.steady_pieces(), self._guard)
             # `alive` keeps copies of tensors that are not contiguous in CPU memory
             tensors, alive = snapshot.native_tensors()
             texts = snapshot.state_json(), snapshot.per_rank_json()
@@ -245,8 +268,9 @@ class Checkpointer:
             self._native.refuse(step, str(error))
             raise
         collected_s = time.perf_counter() - started
-        try:
-            native = self._native.save(
+
+        def stage(alive: list[Any] = alive) -> _native.SaveHandle:
+            return self._native.save(
                 step,
                 tensors,
                 *texts,
@@ -256,6 +280,13 @@ class Checkpointer:
                 skip_after_s=self._skip_after_s(),
                 metrics=metrics,
             )
+
+        if overlapped:
+            handle = SaveHandle(step, None, collected_s, on_seen=self._seen, overlap=Overlap(stage))
+            self._pending.append(handle)
+            return handle
+        try:
+            native = stage()
         except _native.SaveSkipped:  # of a blocking save
             self._skipped_saves += 1
             return SaveHandle(step, None, time.perf_counter() - started, skipped=True)
@@ -315,6 +346,7 @@ class Checkpointer:
         self._check_usable()
         if step is not None:
             _check_step(step)
+        self._join_overlap()
         self._restores += 1
         # later restores, and those after a save, find nothing: a save drops what was left
         adopted = Adoption()
@@ -358,13 +390,18 @@ class Checkpointer:
             "io": self._native.io_counters(),
         }
 
-    def prepare(self, nbytes: int) -> None:
+    def prepare(self, nbytes: int | None = None) -> None:
         """Makes and touches staging memory for states of about `nbytes` bytes on this rank.
 
-        Otherwise the first save does it, and stops the trainer that much longer.
+        Otherwise the first save does it, and stops the trainer that much longer: touching new
+        memory costs ten times a copy. Without `nbytes` it is done in the background, for states
+        like the newest committed one; without any there is nothing to do.
         """
         self._check_usable()
-        self._native.prepare(nbytes)
+        if nbytes is None:
+            self._native.prepare_like_newest()
+        else:
+            self._native.prepare(nbytes)
 
     def close(self) -> None:
         """Waits for saves on their way and reports failed ones. A second call does nothing."""

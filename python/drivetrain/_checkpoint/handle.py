@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from drivetrain import _native
 from drivetrain._checkpoint.durations import seconds
+from drivetrain._checkpoint.overlap import Overlap
 from drivetrain._native import DeadlineExceeded, SaveSkipped
 
 #: Ctrl-C is noticed between two waits of this length; a wait ends at once when the save does.
@@ -27,6 +28,7 @@ class SaveHandle:
         error: Exception | None = None,
         on_seen: Callable[["SaveHandle"], None] | None = None,
         skipped: bool = False,
+        overlap: Overlap | None = None,
     ) -> None:
         self.step = step
         self._native = native
@@ -35,9 +37,10 @@ class SaveHandle:
         self._on_seen = on_seen
         self._committed: int | None = None
         self._skipped = skipped
+        self._overlap = overlap
 
     def __repr__(self) -> str:
-        state = "staged"
+        state = "staged" if self._overlap is None else "being staged"
         if self.done():
             failed = self.failure() is not None
             state = "failed" if failed else "skipped" if self.skipped else "committed"
@@ -46,7 +49,8 @@ class SaveHandle:
     def staged(self, timeout: str | float | None = None) -> float:
         """Seconds the trainer was stopped: collecting, waiting for a free slot, copying.
 
-        The tensors may be changed now; `save` has copied them. From now on the snapshot also
+        The tensors may be changed now. With `staging="overlapped"` this waits for the copy, and the
+        answer is the time for planning and for waiting. From now on the snapshot also
         outlives this process: if all ranks are killed, the next processes of the run adopt it. (At
         the first save of several ranks this waits until they have met once, which is no part of
         the answer.)
@@ -56,6 +60,11 @@ class SaveHandle:
 
         Raises what made the staging fail.
         """
+        self._join_overlap(None if timeout is None else seconds(timeout, "timeout"))
+        if self._overlap is not None:
+            raise DeadlineExceeded(
+                f"the copy of step {self.step} did not end within {timeout}; it goes on"
+            )
         if self._native is None:
             self._raise()
         else:
@@ -75,6 +84,9 @@ class SaveHandle:
 
     def done(self) -> bool:
         """True when the save is committed or has failed."""
+        if self._overlap is not None and not self._overlap.finished():
+            return False
+        self._join_overlap(0.0)
         return self._native is None or self._settled() or self._native.done()
 
     def wait(self, timeout: str | float | None = None) -> int | None:
@@ -103,6 +115,9 @@ class SaveHandle:
 
     def pause(self, limit_s: float) -> None:
         """Waits until the save is done or the limit is over; how it ended is asked for later."""
+        if self._overlap is not None:
+            self._join_overlap(limit_s)
+            return
         if self._native is None:
             return
         try:
@@ -117,6 +132,18 @@ class SaveHandle:
         if self.done():
             self._settle()
         return self._error
+
+    def _join_overlap(self, limit_s: float | None) -> None:
+        """Waits for a copy in the background and takes over what came of it."""
+        if self._overlap is None or not self._overlap.join(limit_s):
+            return
+        self._native, error, waited_s = self._overlap.outcome()
+        self._overlap = None
+        self._staged_s += waited_s
+        if isinstance(error, SaveSkipped):
+            self._skipped = True
+        else:
+            self._error = error
 
     def _settled(self) -> bool:
         return self._error is not None or self._committed is not None or self._skipped

@@ -298,6 +298,22 @@ impl Checkpointer {
         self.slots.prepare(bytes, 2);
     }
 
+    /// The same for states like the newest committed one, in the background; false if there is
+    /// none to learn from.
+    pub fn prepare_like_newest(&self) -> Result<bool> {
+        let newest = self.candidates()?.into_iter().find(|(_, problem)| problem.is_none());
+        let Some((step, _)) = newest else { return Ok(false) };
+        let open = self.open(step)?;
+        let rank = self.place.room.rank;
+        let own = open.manifest().files.iter().filter(|file| file.rank == rank);
+        let bytes = own.map(|file| file.size_bytes as usize).sum();
+        let slots = Arc::clone(&self.slots);
+        let work = move || slots.prepare(bytes, 2);
+        let thread = thread::Builder::new().name("drivetrain-warm".into()).spawn(work);
+        thread.map_err(|e| Error::io("start thread", "drivetrain-warm", e))?;
+        Ok(true)
+    }
+
     /// Why states are staged in private memory, which does not outlive a killed process; `None`
     /// while they are staged in shared memory.
     pub fn private_reason(&self) -> Option<String> {

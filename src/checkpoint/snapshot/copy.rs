@@ -6,11 +6,10 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 
-use crc_fast::{CrcAlgorithm, Digest};
-
+use super::copy_sum::copy_summed;
 use crate::checkpoint::layout::{crc32c, crc32c_join};
 use crate::error::{Error, Result};
-use crate::memory::{Slot, copy_seen};
+use crate::memory::Slot;
 
 /// Threads copying at most: two saturate the memory of the machines we measured on, four those
 /// with more channels; more would take cores from the trainer's own threads.
@@ -124,24 +123,6 @@ impl Target {
             }
         }
     }
-}
-
-/// # Safety
-/// `to` is writable for the length of `from` and does not overlap it.
-unsafe fn copy_summed(from: &[u8], to: *mut u8) -> u32 {
-    let mut first = None;
-    let mut digest = None;
-    let mut sum = |piece: &[u8]| {
-        if piece.len() == from.len() {
-            // The usual small tensor: one call without a digest's set-up.
-            first = Some(crc32c(piece));
-        } else {
-            digest.get_or_insert_with(|| Digest::new(CrcAlgorithm::Crc32Iscsi)).update(piece);
-        }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { copy_seen(from.as_ptr(), to, from.len(), &mut sum) };
-    first.or(digest.map(|d| d.finalize() as u32)).unwrap_or_default()
 }
 
 /// Makes all copies; returns when the last is done, with the checksum of each push.

@@ -7,13 +7,14 @@
 //! | file | what it does |
 //! |---|---|
 //! | `planned` | what follows from names and shapes alone, kept between saves |
-//! | `copy` | many copies by a few threads, with checksums |
+//! | `copy`, `copy_sum` | many copies by a few threads, with checksums |
 //! | `seal` | what makes a slot believable |
 //! | `slots` | two slots, used again and again |
 //! | `adopt` | slots of a killed process of this run |
 
 mod adopt;
 mod copy;
+mod copy_sum;
 mod planned;
 mod seal;
 mod slots;
