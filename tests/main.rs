@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod checkpoint_layout;
+mod ckpt_cli;
 mod commit;
 mod commit_faults;
 mod data_cli;

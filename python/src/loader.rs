@@ -263,6 +263,8 @@ pub fn io_dict<'py>(py: Python<'py>, io: &IoCounters) -> PyResult<Bound<'py, PyD
         ("thread_writes", io.thread_writes),
         ("direct_reads", io.direct_reads),
         ("direct_writes", io.direct_writes),
+        ("fixed_reads", io.fixed_reads),
+        ("fixed_writes", io.fixed_writes),
         ("object_requests", io.object_requests),
         ("read_bytes", io.read_bytes),
         ("written_bytes", io.written_bytes),
@@ -270,6 +272,9 @@ pub fn io_dict<'py>(py: Python<'py>, io: &IoCounters) -> PyResult<Bound<'py, PyD
     ] {
         dict.set_item(name, count)?;
     }
+    let (registered_bytes, reason) = drivetrain::storage::local::registered();
+    dict.set_item("registered_bytes", registered_bytes)?;
+    dict.set_item("unregistered_reason", reason)?;
     Ok(dict)
 }
 

@@ -163,6 +163,7 @@ def test_many_saves_leave_memory_descriptors_and_segments_flat(tmp_path):
     (answer,) = launch("many_saves", 1, tmp_path, SAVES=str(count))
     early, late = answer["marks"]
     assert late["rss_kib"] - early["rss_kib"] < 8 * 1024, answer
-    for key in ("descriptors", "threads", "slots", "maps"):
+    assert late["threads"] <= early["threads"] + 8, answer  # blocking threads come and go
+    for key in ("descriptors", "slots", "maps"):
         assert late[key] <= early[key] + 1, (key, answer)
     assert late["slots"] <= 2 and answer["left"] == [] and answer["steps"] == [count - 2, count - 1]

@@ -10,6 +10,7 @@
 //! | `read/` | candidates, opening, filling tensors, verifying |
 //! | `exchange/` | folders that other programs coordinate, read or write |
 //! | `retain/` | which steps stay, whose they are, deleting |
+//! | `numbers` | stored elements as numbers |
 //! | `rects`, `flat` | rectangles and flat ranges: common parts, copies, the coverage proof |
 //! | `checkpointer`, `handle` | what callers hold |
 
@@ -22,6 +23,7 @@ mod handle;
 mod io;
 pub mod layout;
 pub mod meet;
+mod numbers;
 mod plan;
 mod read;
 pub mod rects;
@@ -32,8 +34,8 @@ pub use checkpointer::{Checkpointer, Options, SaveOptions};
 pub use handle::{Outcome, SaveHandle};
 pub use plan::TensorIn;
 pub use read::{
-    OpenStep, Problem, Target, candidates, manifest_folders, open_folder, open_step, problem_of,
-    verify_step,
+    Change, OpenStep, Problem, Target, Values, candidates, differences, manifest_folders,
+    open_folder, open_step, problem_of, verify_step,
 };
 pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};
 pub use snapshot::Left;

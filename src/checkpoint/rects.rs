@@ -222,6 +222,14 @@ impl Runs {
         (source, target)
     }
 
+    /// Where `from..to` of the stored box lies in the wanted one, if all of it lies there in one
+    /// piece.
+    pub fn straight(&self, from: u64, to: u64) -> Option<u64> {
+        let (source, target) = self.at(0);
+        let inside = self.count == 1 && source <= from && to <= source + self.run_bytes;
+        inside.then(|| target + (from - source))
+    }
+
     /// Calls `copy(source_offset, target_offset, bytes)` for each piece of a run that lies within
     /// `from..to` of the stored box.
     pub fn within(&self, from: u64, to: u64, mut copy: impl FnMut(u64, u64, u64)) {

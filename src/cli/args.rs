@@ -1,5 +1,7 @@
 //! Argument forms several verbs share: sizes with units, picture sizes, `key=value` options.
 
+use std::time::Duration;
+
 use crate::error::Result as EngineResult;
 use crate::index::{SampleTable, open_dataset};
 use crate::storage::{OptionMap, StorageOptions};
@@ -16,6 +18,10 @@ const UNITS: [(&str, u64); 9] = [
     ("kB", 1_000),
     ("B", 1),
 ];
+
+/// Units of a time in seconds; longer names first where one ends with another.
+const TIME_UNITS: [(&str, f64); 6] =
+    [("ms", 1e-3), ("min", 60.0), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
 
 /// Storage options given on the command line.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -69,6 +75,18 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if bytes.is_finite() && (0.0..=9e18).contains(&bytes) { Ok(bytes as u64) } else { Err(bad()) }
 }
 
+/// Parses `"50ms"`, `"90s"`, `"10min"`, `"1.5h"`, `"7d"`, or plain seconds.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let found = TIME_UNITS.iter().find_map(|(name, unit_s)| {
+        let number: f64 = text.strip_suffix(name)?.trim().parse().ok()?;
+        Some(number * unit_s)
+    });
+    let seconds = found.or_else(|| text.parse().ok()).unwrap_or(f64::NAN);
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| format!("expected a time such as 7d, 12h or 30min, found {text:?}"))
+}
+
 /// Parses `WIDTHxHEIGHT` into pixels.
 pub fn parse_size(text: &str) -> Result<(u32, u32), String> {
     let bad = || format!("expected WIDTHxHEIGHT such as 1600x900, found {text:?}");
@@ -96,6 +114,18 @@ mod tests {
         assert_eq!(parse_bytes("123"), Ok(123));
         for bad in ["", "GiB", "-1", "2GiX", "nan", "99999999999TiB", "1e40"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_with_units() {
+        assert_eq!(parse_duration("7d"), Ok(Duration::from_hours(168)));
+        assert_eq!(parse_duration("1.5 h"), Ok(Duration::from_mins(90)));
+        assert_eq!(parse_duration("50ms"), Ok(Duration::from_millis(50)));
+        assert_eq!(parse_duration("2min"), Ok(Duration::from_mins(2)));
+        assert_eq!(parse_duration("3"), Ok(Duration::from_secs(3)));
+        for bad in ["", "d", "-1h", "soon", "nan", "1e40d"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 

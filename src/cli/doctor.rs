@@ -79,8 +79,12 @@ fn uring(io: &IoReport) -> Finding {
 
 fn memlock(io: &IoReport) -> Finding {
     let size = |limit: Option<u64>| limit.map_or_else(|| "unlimited".into(), bytes);
-    let found = format!("{} (hard {})", size(io.memlock_bytes), size(io.memlock_hard_bytes));
-    let good = io.memlock_bytes.is_none_or(|limit| limit >= MEMLOCK_BYTES_MIN);
+    let limit = format!("{} (hard {})", size(io.memlock_bytes), size(io.memlock_hard_bytes));
+    let (found, good) = match (io.io_uring, io.registers) {
+        (true, true) => (format!("{limit}; buffers are registered with io_uring"), true),
+        (true, false) => (format!("{limit}; plain buffers: {}", io.registered_reason), false),
+        _ => (limit, io.memlock_bytes.is_none_or(|limit| limit >= MEMLOCK_BYTES_MIN)),
+    };
     let advice = "raise it (`ulimit -l unlimited`, or LimitMEMLOCK= of the service): registered \
                   and pinned buffers count against it";
     finding("locked memory", good, found, advice)

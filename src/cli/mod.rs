@@ -54,7 +54,7 @@ enum Verb {
     Check(check::Args),
     /// Write one sample as a page with pictures, points and boxes
     View(view::Args),
-    /// List, inspect and verify checkpoints
+    /// List, inspect, verify, compare, prune and adopt checkpoints
     Ckpt(ckpt::Args),
     /// Say what this machine offers and what to change
     Doctor(doctor::Args),

@@ -293,7 +293,7 @@ impl Inner {
             let mut state = self.state.lock();
             state.hook_refusals += 1;
             if state.hook_refusals == 1 {
-                tracing::warn!("memory is used without pinning or registration: {e}");
+                tracing::debug!("memory is used without pinning or registration: {e}");
             }
         }
         result.is_ok()

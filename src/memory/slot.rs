@@ -20,6 +20,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 
 use super::PAGE_BYTES;
 use super::mapping::Mapping;
+use super::pin::{PinHook, Pinned};
 use crate::error::{Error, Result};
 
 /// Environment variable that names the folder of shared slots.
@@ -51,6 +52,8 @@ pub fn slot_prefix(root_hash: u64) -> String {
 /// for adoption; [`Slot::remove`] deletes the file too.
 #[derive(Debug)]
 pub struct Slot {
+    /// Hooks that know the memory; dropped, and thereby told, before it is unmapped.
+    pins: Vec<Pinned>,
     map: Mapping,
     len: usize,
     backing: Backing,
@@ -88,7 +91,12 @@ impl Slot {
         let file = create_locked(&path)?;
         let made = reserve_and_map(&file, &path, mapped);
         match made {
-            Ok(map) => Ok(Self { map, len: bytes, backing: Backing::Shared { path, _lock: file } }),
+            Ok(map) => Ok(Self {
+                pins: Vec::new(),
+                map,
+                len: bytes,
+                backing: Backing::Shared { path, _lock: file },
+            }),
             Err(e) => {
                 let _ = std::fs::remove_file(&path);
                 Err(e)
@@ -108,14 +116,14 @@ impl Slot {
             return Err(Error::corrupt(path.display().to_string(), 0, "a page", "nothing", advice));
         }
         let map = Mapping::shared(&file, len).map_err(io)?;
-        Ok(Self { map, len, backing: Backing::Shared { path, _lock: file } })
+        Ok(Self { pins: Vec::new(), map, len, backing: Backing::Shared { path, _lock: file } })
     }
 
     /// Private memory with the same use, lost when the process ends.
     pub fn private(bytes: usize) -> Result<Self> {
         let map = Mapping::anonymous(bytes, true)
             .map_err(|e| Error::io("map", format!("a slot of {bytes} bytes"), e))?;
-        Ok(Self { map, len: bytes, backing: Backing::Private })
+        Ok(Self { pins: Vec::new(), map, len: bytes, backing: Backing::Private })
     }
 
     /// A slot of at least `bytes`: this one if it has them, else a new one under the same name.
@@ -131,6 +139,15 @@ impl Slot {
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
         self.remove()?;
         Self::create(&folder, &name.unwrap_or_default(), bytes)
+    }
+
+    /// Shows the memory to a hook, until the slot is dropped. The hook may hold on to its pages:
+    /// nobody may cut or punch the file of a shared slot afterwards.
+    pub fn pin(&mut self, hook: Arc<dyn PinHook>) -> Result<()> {
+        // SAFETY: the map lives as long as `pins`, and whoever moves bytes of it keeps the slot.
+        let pinned = unsafe { Pinned::new(hook, self.map.ptr(), self.map.len()) }?;
+        self.pins.push(pinned);
+        Ok(())
     }
 
     /// Bytes that can be used without a new slot.

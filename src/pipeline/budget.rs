@@ -120,6 +120,16 @@ impl Budget {
 }
 
 impl Charge {
+    /// Bytes it stands for.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Joins another charge of the same budget to this one.
+    pub fn join(&mut self, mut other: Self) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// Splits off the last `bytes` (or all there are).
     pub fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);

@@ -114,7 +114,7 @@ async fn start(
         private,
     };
     let work = StepWork::new(Arc::clone(engine), Arc::clone(pass), start);
-    pass.started(step, planned.cost.output_bytes, &work);
+    pass.started(step, planned.cost, &work);
     let reads = planned.reads.into_iter().zip(buffers).collect();
     work.launch(planned.cells.into_iter().enumerate().collect(), reads);
     Ok(work)

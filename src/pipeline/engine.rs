@@ -13,8 +13,9 @@ use super::pool::JobSender;
 use super::sources::Sources;
 use crate::error::Result;
 use crate::index::SampleTable;
-use crate::memory::{Arena, ArenaStats, Buffer};
+use crate::memory::{Arena, ArenaOptions, ArenaStats, Buffer};
 use crate::order::Order;
+use crate::storage::local::ring_hook;
 use crate::storage::open_store;
 use crate::telemetry::Stages;
 
@@ -74,7 +75,15 @@ impl Engine {
 
     /// A buffer of `bytes` from the arena, if it has room now.
     pub fn try_buffer(&self, bytes: usize) -> Option<Buffer> {
-        self.arena.get_or_init(|| Arena::new(self.limit_bytes)).try_alloc(bytes)
+        self.arena.get_or_init(|| self.new_arena()).try_alloc(bytes)
+    }
+
+    /// The arena, registered with the rings if the data is read through them.
+    fn new_arena(&self) -> Arena {
+        let local = self.sources.store().capabilities().local_root.is_some();
+        let hooks = if local { ring_hook().into_iter().collect() } else { Vec::new() };
+        let limit_bytes = self.limit_bytes;
+        Arena::with_options(ArenaOptions { limit_bytes, huge_pages: true, warm: true, hooks })
     }
 
     /// Gives memory that no buffer uses back to the system: before memory outside the limit is

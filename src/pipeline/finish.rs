@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use super::assemble::assemble;
+use super::budget::Charge;
 use super::coalesce::Read;
 use super::config::OnError;
 use super::pass::Watch;
-use super::plan::{Cell, plan_cell, plan_reads};
+use super::plan::{Cell, Cost, plan_cell, plan_reads};
 use super::quarantine::BadSample;
 use super::work::{Failure, Outcome, Sample, StepWork};
 use crate::error::{Error, Result};
@@ -117,6 +118,27 @@ fn bad_sample(
     }
 }
 
+/// Memory for the substitutes' reads; false if the limit has no room for them. They may use what
+/// the step was given for its first reads, which are over. Nobody waits here: finished younger
+/// steps may have the memory, and they wait for this one.
+fn fund(work: &StepWork, cost: Cost) -> bool {
+    let mut guard = work.funding.lock();
+    let funding = &mut *guard;
+    let have = funding.transient.as_ref().map_or(0, Charge::bytes);
+    let more = cost.transient_bytes.saturating_sub(have);
+    let Some(mut charge) = work.engine.budget.try_charge(more + cost.output_bytes) else {
+        return false;
+    };
+    let output = charge.split(cost.output_bytes);
+    for (part, more) in [(&mut funding.output, output), (&mut funding.transient, charge)] {
+        match part {
+            Some(part) => part.join(more),
+            None => *part = Some(more),
+        }
+    }
+    true
+}
+
 /// Reads and decodes the substitutes.
 fn retry(work: &Arc<StepWork>, slots: &[usize]) {
     let rows: Vec<(usize, u64)> = {
@@ -131,7 +153,8 @@ fn retry(work: &Arc<StepWork>, slots: &[usize]) {
     let cells: Vec<(usize, Vec<Cell>)> =
         rows.into_iter().map(|(slot, row)| (slot, plan(row))).collect();
     let reads = plan_reads(&engine.fields, cells.iter().map(|(_, cells)| cells));
-    let buffer = |read: &Read| engine.buffer(read.length as usize, work.private);
+    let private = work.private || !fund(work, Cost::new(0, &reads));
+    let buffer = |read: &Read| engine.buffer(read.length as usize, private);
     let reads = reads.into_iter().map(|read| (buffer(&read), read)).map(|(b, r)| (r, b)).collect();
     work.launch(cells, reads);
 }

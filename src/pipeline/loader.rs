@@ -162,7 +162,8 @@ impl Loader {
             old.cancel();
         }
         let engine = self.engine(&mut running)?;
-        let pass = PassState::new(self.cursor.lock().begin_pass(), share);
+        let local = engine.sources.store().capabilities().local_root.is_some();
+        let pass = PassState::new(self.cursor.lock().begin_pass(), share, local);
         engine.handle.spawn(drive(Arc::clone(&engine), Arc::clone(&pass), self.partition));
         running.pass = Some(Arc::clone(&pass));
         running.returned = None;

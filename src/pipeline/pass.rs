@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::batch::Batch;
+use super::plan::Cost;
 use super::work::StepWork;
 use crate::error::{Error, Result};
 use crate::order::Pass;
@@ -16,12 +17,17 @@ use crate::order::Pass;
 /// Steps started before they are handed out, at most: their bookkeeping and reads are bounded.
 pub const STEPS_AHEAD_MAX: u64 = 64;
 
-/// Steps that may be ahead whatever their size; more only while they are small.
-pub const STEPS_AHEAD_MIN: u64 = 4;
+/// Steps that may be ahead whatever their size, more only while they are small: one to hand out,
+/// one being decoded, one being read.
+pub const STEPS_AHEAD_MIN: u64 = 3;
 
-/// Bytes of batches ahead beyond which only [`STEPS_AHEAD_MIN`] steps are kept ahead: enough to
-/// ride out a slow read, little enough to stay in few slabs and warm memory.
-pub const AHEAD_BYTES_SOFT_MAX: u64 = 256 << 20;
+/// Bytes of steps ahead (batches, and what is read for those that are not done) beyond which only
+/// [`STEPS_AHEAD_MIN`] steps are kept ahead. A local disk answers within a millisecond at some
+/// GB/s, so a few megabytes would do; this much rides out a pause of tens of milliseconds.
+pub const AHEAD_BYTES_SOFT_MAX: u64 = 96 << 20;
+
+/// The same for object stores: 0.2 s until an answer comes, times 1.25 GB/s.
+pub const AHEAD_BYTES_SOFT_MAX_REMOTE: u64 = 256 << 20;
 
 /// Which steps of a pass this loader delivers: all, or every `stride`-th from `first`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +48,7 @@ impl Share {
 pub struct PassState {
     pass: Pass,
     share: Share,
+    ahead_bytes_soft_max: u64,
     pid: u32,
     cancelled: AtomicBool,
     inner: Mutex<Inner>,
@@ -59,7 +66,7 @@ struct Inner {
     /// Next step to hand out.
     next: u64,
     done: BTreeMap<u64, Result<Batch>>,
-    working: BTreeMap<u64, (u64, Weak<StepWork>)>,
+    working: BTreeMap<u64, (Cost, Weak<StepWork>)>,
     ahead_bytes: u64,
     /// The driver waits for memory for this step, which has so many bytes already.
     blocked: Option<(u64, u64)>,
@@ -84,11 +91,13 @@ pub enum Taken {
 }
 
 impl PassState {
-    /// A pass of which nothing was handed out yet.
-    pub fn new(pass: Pass, share: Share) -> Arc<Self> {
+    /// A pass of which nothing was handed out yet, over data that is `local` or in an object store.
+    pub fn new(pass: Pass, share: Share, local: bool) -> Arc<Self> {
+        let soft_max = if local { AHEAD_BYTES_SOFT_MAX } else { AHEAD_BYTES_SOFT_MAX_REMOTE };
         Arc::new(Self {
             pass,
             share,
+            ahead_bytes_soft_max: soft_max,
             pid: std::process::id(),
             cancelled: AtomicBool::new(false),
             inner: Mutex::new(Inner {
@@ -158,7 +167,7 @@ impl PassState {
 
     /// Waits until another step may start.
     pub async fn room(&self) {
-        while !self.is_cancelled() && !self.inner.lock().has_room() {
+        while !self.is_cancelled() && !self.inner.lock().has_room(self.ahead_bytes_soft_max) {
             self.room.notified().await;
         }
     }
@@ -187,11 +196,11 @@ impl PassState {
         }
     }
 
-    /// Notes a started step of `bytes`.
-    pub fn started(&self, step: u64, bytes: u64, work: &Arc<StepWork>) {
+    /// Notes a started step and what it takes.
+    pub fn started(&self, step: u64, cost: Cost, work: &Arc<StepWork>) {
         let mut inner = self.inner.lock();
-        inner.ahead_bytes += bytes;
-        inner.working.insert(step, (bytes, Arc::downgrade(work)));
+        inner.ahead_bytes += cost.output_bytes + cost.transient_bytes;
+        inner.working.insert(step, (cost, Arc::downgrade(work)));
     }
 
     /// A step is done.
@@ -201,8 +210,10 @@ impl PassState {
             return;
         }
         inner.done.insert(step, result);
+        inner.forget_transient(step);
         drop(inner);
         self.ready.notify_all();
+        self.room.notify_one();
     }
 
     /// The next batch if it is done; else waits up to `wait` for anything to change.
@@ -288,15 +299,22 @@ fn broken(step: u64) -> Error {
 }
 
 impl Inner {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, ahead_bytes_soft_max: u64) -> bool {
         let ahead = self.working.len() as u64;
         ahead < STEPS_AHEAD_MIN
-            || (ahead < STEPS_AHEAD_MAX && self.ahead_bytes < AHEAD_BYTES_SOFT_MAX)
+            || (ahead < STEPS_AHEAD_MAX && self.ahead_bytes < ahead_bytes_soft_max)
+    }
+
+    /// What was read for a step is gone when it is done.
+    fn forget_transient(&mut self, step: u64) {
+        if let Some((cost, _)) = self.working.get_mut(&step) {
+            self.ahead_bytes -= std::mem::take(&mut cost.transient_bytes);
+        }
     }
 
     fn handed_out(&mut self, stride: u64) {
-        if let Some((bytes, _)) = self.working.remove(&self.next) {
-            self.ahead_bytes -= bytes;
+        if let Some((cost, _)) = self.working.remove(&self.next) {
+            self.ahead_bytes -= cost.output_bytes + cost.transient_bytes;
         }
         self.next += stride.max(1);
     }
@@ -312,7 +330,7 @@ mod tests {
         let order = Order::new(8, 0, Shuffle::Sequential).unwrap();
         let partition = Partition::new(2, 1, 0, false).unwrap();
         let pass = Cursor::new(order, partition, "f").begin_pass();
-        let state = PassState::new(pass, Share::ALL);
+        let state = PassState::new(pass, Share::ALL, true);
         let maker = std::thread::spawn({
             let state = Arc::clone(&state);
             move || {

@@ -84,6 +84,10 @@ pub struct IoCounters {
     pub direct_reads: u64,
     /// Of all writes, those with O_DIRECT.
     pub direct_writes: u64,
+    /// Of the reads through io_uring, those into registered memory.
+    pub fixed_reads: u64,
+    /// Of the writes through io_uring, those from registered memory.
+    pub fixed_writes: u64,
     /// Reads on the thread-pool engine.
     pub thread_reads: u64,
     /// Writes on the thread-pool engine.

@@ -86,6 +86,31 @@ fn replace_takes_the_next_position_of_the_order() {
 }
 
 #[test]
+fn substitutes_count_under_the_memory_limit() {
+    // The bad sample is small, its substitute is large: the batch must not cost what it would
+    // have, but what it does.
+    let mut contents = vec![vec![7; 100]; 2];
+    contents.push(vec![9; 300_000]);
+    let data = files(spec("bin", FieldKind::Bytes), &Codec::Raw, &contents);
+    std::fs::remove_file(data.folder.path().join("1.bin")).unwrap();
+    let config = LoaderConfig { batch_size: 1, ..config(OnError::Replace) };
+    let loader = Loader::new(data.table.clone(), config).unwrap();
+    let pass = loader.begin_pass(Share::ALL).unwrap();
+    next(&loader, &pass).unwrap().unwrap();
+    let batch = next(&loader, &pass).unwrap().unwrap();
+    assert_eq!((batch.keys[0].as_str(), batch.memory.bytes_len()), ("k2", 300_000));
+    let stats = loader.stats();
+    assert!(stats.held_bytes >= 300_000, "{stats:?}");
+    assert_eq!(stats.report.private_bytes, 0);
+    drop((batch, pass));
+    while loader.stats().held_bytes > 0 {
+        std::thread::yield_now();
+    }
+    loader.close();
+    assert_eq!(loader.stats().memory_used_bytes, 0);
+}
+
+#[test]
 fn too_many_bad_samples_are_an_error() {
     let data = pictures();
     let config = LoaderConfig { error_limit: ErrorLimit::Count(1), ..config(OnError::Mask) };

@@ -4,8 +4,10 @@ For each candidate the ranks meet three times: after planning (nothing touched y
 and after `load_state_dict`. A step that is damaged on one rank is left by all.
 """
 
+import contextlib
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +29,19 @@ STEP_FAULTS = (Corrupt, NotFound, StorageError)
 STEPS_SHOWN_MAX = 20
 
 Candidates = list[tuple[int, str | None]]
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """No garbage collection inside: planning makes many objects and no cycles, and a full
+    collection in a process with torch takes as long as planning a thousand tensors."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass
@@ -99,7 +114,8 @@ class Restore:
         def prepare() -> str:
             opened = self.native.open(step)
             plan = Plan(opened, self.rank, self.world_size, self.allow_pickle, strict=strict)
-            plan.add_all(targets, rng)
+            with paused_collector():
+                plan.add_all(targets, rng)
             plans.append(plan)
             return opened.attempt
 

@@ -142,12 +142,12 @@ impl Checkpointer {
         let root = root_id(store.as_ref());
         let folder = store.capabilities().local_root;
         let slots = SlotPlace::new(options.shm_dir, &root, run_id, rank, world_size);
-        let slots = slots.at_root(folder.as_deref());
+        let (slots, local) = (slots.at_root(folder.as_deref()), folder.is_some());
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
             place: Arc::new(Place { store, room, keep }),
-            slots: Arc::new(Slots::new(slots)),
+            slots: Arc::new(Slots::new(slots, local)),
             claims: Claims::default(),
             planned: Mutex::default(),
             writer: Mutex::new(None),

@@ -19,9 +19,9 @@ mod judge;
 mod lead;
 mod machine;
 mod messages;
-#[cfg(test)]
-mod model;
 mod publish;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use std::collections::BTreeMap;

@@ -1,23 +1,27 @@
 //! Fills tensors from chunks: few threads, each with a few large reads in flight; whoever receives
-//! a window computes its checksum and copies it into place while it is in the cache.
+//! a window computes its checksum and copies it into place while it is in the cache. What the page
+//! cache holds is read straight into the target where a part lies there in one piece: one copy, and
+//! the checksum is computed over what arrived.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
+use crc_fast::{CrcAlgorithm, Digest};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
 
-use super::windows::{Wanted, Window, windows};
+use super::windows::{Part, WINDOW_BYTES_MAX, Wanted, Window, windows};
 use super::{OLDER, OpenStep};
 use crate::checkpoint::flat::{fits, moves, prove};
 use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join, shape_bytes};
 use crate::checkpoint::rects::{Rect, Runs};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, copy_past_cache};
+use crate::memory::{Arena, ArenaOptions, Buffer, copy_past_cache};
 use crate::runtime::block_on;
+use crate::storage::local::ring_hook;
 use crate::storage::{OpenOptions, ReadAt};
 
 /// Threads that read, check and copy.
@@ -25,7 +29,10 @@ const THREADS_MAX: usize = 4;
 /// Reads in flight per thread.
 const DEPTH: usize = 4;
 /// Bytes taken from the page cache at a time: checked and copied on while a core's cache has them.
-const PIECE_BYTES: usize = 512 << 10;
+const PIECE_BYTES: usize = 256 << 10;
+/// Shorter parts are taken from the page cache together with their neighbours: a system call each
+/// would cost more than the second copy.
+const STRAIGHT_BYTES_MIN: u64 = 64 << 10;
 
 /// A part of a tensor to be filled.
 #[derive(Debug)]
@@ -64,6 +71,20 @@ impl Memory {
         // SAFETY: the range was just checked; no other thread has it (see `Send`).
         unsafe { copy_past_cache(from.as_ptr(), self.start.add(at), from.len()) }
     }
+
+    /// A range of the target to be read into; `None` if it reaches beyond.
+    ///
+    /// # Safety
+    /// The range belongs to a part that the calling thread delivers; no other slice of it lives.
+    #[expect(clippy::mut_from_ref, reason = "disjoint ranges go to different threads")]
+    unsafe fn slice_mut(&self, at: u64, len: u64) -> Option<&mut [u8]> {
+        let end = at.checked_add(len)?;
+        if end > self.len as u64 {
+            return None;
+        }
+        // SAFETY: the range was just checked and is the caller's alone.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.start.add(at as usize), len as usize) })
+    }
 }
 
 /// A chunk that is read, and where its bytes go.
@@ -95,6 +116,7 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>) -> Result<()> {
         memory: &memory,
         files: &files,
         windows: &windows,
+        buffers: buffers(step),
         next: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         error: Mutex::new(None),
@@ -104,6 +126,15 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>) -> Result<()> {
         return Err(error);
     }
     needs.iter().try_for_each(|need| check_sum(step, need))
+}
+
+/// Memory for the windows that are in flight. It is mapped when the first is read: what the page
+/// cache holds needs none.
+fn buffers(step: &OpenStep) -> Arena {
+    let local = step.store.capabilities().local_root.is_some();
+    let hooks = if local { ring_hook().into_iter().collect() } else { Vec::new() };
+    let limit_bytes = THREADS_MAX * DEPTH * WINDOW_BYTES_MAX as usize;
+    Arena::with_options(ArenaOptions { limit_bytes, huge_pages: true, warm: true, hooks })
 }
 
 /// Which chunks the targets need, after proving that they cover each target exactly once.
@@ -202,6 +233,8 @@ struct Crew<'a> {
     memory: &'a [Memory],
     files: &'a [Opened],
     windows: &'a [Window],
+    /// Where windows are read into; re-used, and registered with the rings.
+    buffers: Arena,
     next: AtomicUsize,
     stop: AtomicBool,
     error: Mutex<Option<Error>>,
@@ -232,7 +265,6 @@ impl Crew<'_> {
 
     async fn read_windows(&self) -> Result<()> {
         let mut reads = FuturesUnordered::new();
-        let mut spare: Vec<Buffer> = Vec::new();
         let mut piece = Buffer::heap(PIECE_BYTES);
         loop {
             while reads.len() < DEPTH
@@ -241,42 +273,102 @@ impl Crew<'_> {
             {
                 let Some(window) = self.deliver_cached(window, &mut piece) else { continue };
                 let len = (window.end - window.start) as usize;
-                let fits = spare.iter().position(|b| b.capacity() >= len);
-                let mut buf = match fits {
-                    Some(i) => spare.swap_remove(i),
-                    None => Buffer::heap(len),
-                };
-                buf.set_len(len);
+                let buf = self.buffers.try_alloc(len).unwrap_or_else(|| Buffer::heap(len));
                 let read = self.files[window.file].direct.read_at(window.start, buf);
                 reads.push(async move { (window, read.await) });
             }
             let Some((window, read)) = reads.next().await else { return Ok(()) };
-            let buf = read?;
-            self.deliver(&window, &buf);
-            spare.push(buf);
+            self.deliver(&window.parts, window.start, &read?);
         }
     }
 
     /// Delivers what the page cache holds of the window's start; returns what must be read.
     fn deliver_cached(&self, window: &Window, piece: &mut Buffer) -> Option<Window> {
-        let file = &self.files[window.file].cached;
-        let mut at = window.start;
-        while at < window.end && !self.stop.load(Ordering::Relaxed) {
-            let end = window.end.min(at + PIECE_BYTES as u64);
-            piece.set_len((end - at) as usize);
-            if !file.read_cached(at, piece) {
-                return Some(window.cut(at, window.end));
+        let mut i = 0;
+        while let Some(part) = window.parts.get(i) {
+            if self.stop.load(Ordering::Relaxed) {
+                return None;
             }
-            self.deliver(&window.cut(at, end), piece);
-            at = end;
+            let (count, reached) = if part.end - part.start < STRAIGHT_BYTES_MIN {
+                self.read_together(window, i, piece)
+            } else if let Some(target) = self.straight(part) {
+                (1, self.read_straight(window.file, part, target))
+            } else {
+                (1, self.read_pieces(window.file, part, piece))
+            };
+            if count == 0 || reached < part.end {
+                return Some(window.rest(i, reached));
+            }
+            i += count;
         }
         None
     }
 
-    fn deliver(&self, window: &Window, bytes: &[u8]) {
-        for part in &window.parts {
+    /// Where a part goes, if it goes to one place as it is.
+    #[expect(clippy::mut_from_ref, reason = "each part is delivered by one thread, once")]
+    fn straight(&self, part: &Part) -> Option<&mut [u8]> {
+        let need = self.needs.get(part.id)?;
+        let [(target, runs)] = need.uses.as_slice() else { return None };
+        let (low, high) = (part.start - need.chunk.start, part.end - need.chunk.start);
+        let at = runs.straight(low, high)?;
+        // SAFETY: this thread delivers the part, which is wholly read before the next one.
+        unsafe { self.memory.get(*target)?.slice_mut(at, high - low) }
+    }
+
+    /// Reads a part from the page cache into its target; returns its end, or its start if not all
+    /// of it is there.
+    fn read_straight(&self, file: usize, part: &Part, target: &mut [u8]) -> u64 {
+        let file = &self.files[file].cached;
+        let (mut at, mut sum) = (part.start, Digest::new(CrcAlgorithm::Crc32Iscsi));
+        for piece in target.chunks_mut(PIECE_BYTES) {
+            if !file.read_cached(at, piece) {
+                return part.start;
+            }
+            sum.update(piece);
+            at += piece.len() as u64;
+        }
+        self.needs[part.id]
+            .sums
+            .lock()
+            .insert(part.start, (sum.finalize() as u32, at - part.start));
+        at
+    }
+
+    /// Reads a part from the page cache piece by piece and copies it on; returns how far it came.
+    fn read_pieces(&self, file: usize, part: &Part, piece: &mut Buffer) -> u64 {
+        let file = &self.files[file].cached;
+        let mut at = part.start;
+        while at < part.end {
+            let end = part.end.min(at + PIECE_BYTES as u64);
+            piece.set_len((end - at) as usize);
+            if !file.read_cached(at, piece) {
+                break;
+            }
+            self.deliver(&[Part { id: part.id, start: at, end }], at, piece);
+            at = end;
+        }
+        at
+    }
+
+    /// Reads short parts from the `first` on together; returns how many, and the first one's end
+    /// (its start and 0 if they are not all in the page cache).
+    fn read_together(&self, window: &Window, first: usize, piece: &mut Buffer) -> (usize, u64) {
+        let parts = window.together(first, STRAIGHT_BYTES_MIN, PIECE_BYTES as u64);
+        let start = parts.first().map_or(window.end, |p| p.start);
+        let end = parts.iter().map(|p| p.end).max().unwrap_or(start);
+        piece.set_len((end - start) as usize);
+        if !self.files[window.file].cached.read_cached(start, piece) {
+            return (0, start);
+        }
+        self.deliver(parts, start, piece);
+        (parts.len(), end)
+    }
+
+    /// Checks and copies parts, given the bytes from `start` of their file on.
+    fn deliver(&self, parts: &[Part], start: u64, bytes: &[u8]) {
+        for part in parts {
             let need = &self.needs[part.id];
-            let from = (part.start - window.start) as usize;
+            let from = (part.start - start) as usize;
             let part_bytes = &bytes[from..from + (part.end - part.start) as usize];
             let sum = (crc32c(part_bytes), part_bytes.len() as u64);
             need.sums.lock().insert(part.start, sum);

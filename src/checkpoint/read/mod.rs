@@ -1,5 +1,6 @@
 //! From a committed step back to tensors: what may be restored, opening, filling, verifying.
 
+mod diff;
 mod fill;
 mod verify;
 mod windows;
@@ -15,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::runtime::block_on;
 use crate::storage::Store;
 
+pub use diff::{Change, Values, differences};
 pub use fill::Target;
 pub use verify::Problem;
 

@@ -1,7 +1,7 @@
 //! Turns the chunks that are wanted into few, large, page-aligned reads.
 
 /// Largest read: full bandwidth on the disks we measured, and a window still fits a cache.
-const WINDOW_BYTES_MAX: u64 = 8 << 20;
+pub const WINDOW_BYTES_MAX: u64 = 8 << 20;
 /// Gap that is cheaper to read than to skip with another request.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 /// Reads start on a page, as O_DIRECT wants.
@@ -57,12 +57,24 @@ pub fn windows(file: usize, mut wanted: Vec<Wanted>) -> Vec<Window> {
 }
 
 impl Window {
-    /// The piece `start..end` of this window.
-    pub fn cut(&self, start: u64, end: u64) -> Window {
-        let parts = self.parts.iter().filter(|p| p.start < end && p.end > start);
-        let parts =
-            parts.map(|p| Part { id: p.id, start: p.start.max(start), end: p.end.min(end) });
-        Window { file: self.file, start, end, parts: parts.collect() }
+    /// What is left when the parts before number `first` are done, and that one up to `reached`.
+    pub fn rest(&self, first: usize, reached: u64) -> Window {
+        let mut parts = self.parts.get(first..).unwrap_or_default().to_vec();
+        if let Some(part) = parts.first_mut() {
+            part.start = part.start.max(reached);
+        }
+        let start = parts.iter().map(|p| p.start).min().unwrap_or(self.end);
+        Window { file: self.file, start: start - start % ALIGN_BYTES, end: self.end, parts }
+    }
+
+    /// The parts from number `first` on that are shorter than `short_bytes` and lie within
+    /// `most_bytes`; at least the first.
+    pub fn together(&self, first: usize, short_bytes: u64, most_bytes: u64) -> &[Part] {
+        let rest = self.parts.get(first..).unwrap_or_default();
+        let Some(start) = rest.first().map(|p| p.start) else { return rest };
+        let fits = |p: &Part| p.end - p.start < short_bytes && p.end <= start + most_bytes;
+        let count = rest.iter().take_while(|p| fits(p)).count();
+        &rest[..count.max(1)]
     }
 }
 
@@ -75,6 +87,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Wherever a window is left off, the rest holds exactly the other bytes.
+    fn check_cuts(window: &Window) {
+        let bytes = |parts: &[Part]| parts.iter().map(|p| p.end - p.start).sum::<u64>();
+        for (i, part) in window.parts.iter().enumerate() {
+            let reached = u64::midpoint(part.start, part.end);
+            let rest = window.rest(i, reached);
+            let done = bytes(&window.parts[..i]) + (reached - part.start);
+            assert_eq!(done + bytes(&rest.parts), bytes(&window.parts));
+            assert!(rest.start.is_multiple_of(ALIGN_BYTES) && rest.start <= reached);
+            assert!(reached - rest.start < ALIGN_BYTES && rest.end == window.end);
+            let group = window.together(i, 64 << 10, 256 << 10);
+            let end = group.iter().map(|p| p.end).max().unwrap();
+            assert!(group[0] == *part && (group.len() == 1 || end - part.start <= 256 << 10));
+        }
+        assert!(window.rest(window.parts.len(), window.end).parts.is_empty());
+    }
 
     proptest! {
         #[test]
@@ -89,6 +118,9 @@ mod tests {
             }).collect();
             let windows = windows(3, wanted.clone());
             let mut next: Vec<u64> = wanted.iter().map(|w| w.start).collect();
+            for w in &windows {
+                check_cuts(w);
+            }
             let mut end = 0;
             for w in &windows {
                 prop_assert!(w.start % ALIGN_BYTES == 0 && w.end - w.start <= WINDOW_BYTES_MAX);

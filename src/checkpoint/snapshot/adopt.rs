@@ -249,7 +249,7 @@ mod tests {
 
     /// A staged slot, as a killed process leaves it.
     fn leave(place: &SlotPlace, identity: &Identity) {
-        let slots = Slots::new(place.clone());
+        let slots = Slots::new(place.clone(), true);
         let data: Vec<u8> = (0..40_000_u32).map(|i| (i * 7) as u8).collect();
         let shape = vec![data.len() as i64];
         let tensor = TensorIn {
@@ -294,7 +294,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = place(&folder, 1, 2);
         leave(&place, &identity(&place, 7));
-        let (claims, slots) = (Claims::default(), Slots::new(place.clone()));
+        let (claims, slots) = (Claims::default(), Slots::new(place.clone(), true));
         let found = claims.look(&place);
         assert_eq!(found, [Left { step: 7, op: 3, session: 0, problem: None }]);
         assert!(Claims::default().look(&place).is_empty(), "another process has it");
@@ -343,7 +343,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (home, sibling) = (place(&folder, 0, 2), place(&folder, 1, 2));
         leave(&sibling, &identity(&sibling, 7));
-        let slots = Slots::new(home.clone());
+        let slots = Slots::new(home.clone(), true);
         let soon = Instant::now() + Duration::from_secs(1);
         let live = slots.acquire(100, soon).unwrap();
         assert!(Claims::default().look(&home).is_empty());

@@ -16,6 +16,7 @@ use super::ImageSums;
 use super::seal::{DATA_START, is_sealed, set_session, wipe};
 use crate::error::{Error, Result};
 use crate::memory::{Slot, SlotFile, shm_dir, shm_slots, slot_prefix, slots_prefix};
+use crate::storage::local::ring_hook;
 
 /// Slots of one checkpointer: staging may run one save ahead of writing.
 const SLOTS_MAX: usize = 2;
@@ -199,15 +200,17 @@ struct State {
 #[derive(Debug)]
 pub struct Slots {
     place: SlotPlace,
+    /// Slots are written to local files: their memory is registered with the rings.
+    local: bool,
     state: Mutex<State>,
     freed: Condvar,
 }
 
 impl Slots {
     /// No slots yet; removes those that other killed runs left long ago.
-    pub fn new(place: SlotPlace) -> Self {
+    pub fn new(place: SlotPlace, local: bool) -> Self {
         place.remove_stale(FOREIGN_AGE_MIN);
-        Self { place, state: Mutex::default(), freed: Condvar::new() }
+        Self { place, local, state: Mutex::default(), freed: Condvar::new() }
     }
 
     /// Why staging uses private memory, which does not outlive the process; `None` if it does not.
@@ -269,7 +272,13 @@ impl Slots {
 
     fn make(&self, bytes: usize) -> Result<Slot> {
         let spare = (bytes / SPARE_PART).max(SPARE_BYTES_MIN);
-        let (slot, reason) = self.place.make(bytes + spare)?;
+        let (mut slot, reason) = self.place.make(bytes + spare)?;
+        if self.local
+            && let Some(hook) = ring_hook()
+        {
+            // Memory that cannot be registered is written all the same; `stats()` says why.
+            let _ = slot.pin(hook);
+        }
         if let Some(reason) = reason {
             tracing::warn!(%reason, "staging in private memory, which does not outlive a kill");
             self.state.lock().private_reason = Some(reason);
@@ -364,7 +373,7 @@ mod tests {
     #[test]
     fn two_slots_and_no_more_are_made_and_used_again() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         let mut a = slots.acquire(100, soon()).unwrap();
         let first = a.capacity();
         assert!(first > 2 * SPARE_BYTES_MIN / 2 && a.len() == 100);
@@ -387,7 +396,7 @@ mod tests {
     #[test]
     fn stale_slots_go_and_a_full_folder_means_private_memory() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         std::mem::forget(slots.acquire(100, soon()).unwrap());
         assert_eq!(files(&folder).len(), 1);
         let leave = |name: &str| drop(Slot::create(folder.path(), name, 9).unwrap());
@@ -395,21 +404,21 @@ mod tests {
         leave(&other_run);
         leave(&format!("{}dead-0-0", slot_prefix(8)));
         leave(&format!("{}0", place(&folder).prefix(2)));
-        let again = Slots::new(place(&folder));
+        let again = Slots::new(place(&folder), true);
         assert_eq!(files(&folder).len(), 4, "nothing is old: {folder:?}");
         let old = std::time::SystemTime::now() - 2 * FOREIGN_AGE_MIN;
         for file in std::fs::read_dir(folder.path()).unwrap() {
             let file = std::fs::File::open(file.unwrap().path()).unwrap();
             file.set_modified(old).unwrap();
         }
-        drop(Slots::new(place(&folder)));
+        drop(Slots::new(place(&folder), true));
         assert_eq!(files(&folder).len(), 2, "the live one and that of this run's other rank");
         leave(&other_run);
         again.place.remove_stale(Duration::ZERO);
         assert_eq!(files(&folder).len(), 2);
         assert_eq!(again.private_reason(), None);
         let nowhere = SlotPlace::new(Some(folder.path().join("none")), "/root", None, 0, 1);
-        let slots = Slots::new(nowhere);
+        let slots = Slots::new(nowhere, true);
         assert!(!slots.acquire(100, soon()).unwrap().is_shared());
         assert!(slots.private_reason().is_some());
     }
@@ -417,7 +426,7 @@ mod tests {
     #[test]
     fn a_slot_still_being_written_is_not_handed_out() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         let slot = slots.acquire(2 * DATA_START, soon()).unwrap();
         let staged = Staged::new(slot, Vec::new());
         let reader = staged.bytes();
@@ -435,7 +444,7 @@ mod tests {
     #[test]
     fn prepared_slots_are_found() {
         let folder = tempfile::tempdir().unwrap();
-        let slots = Slots::new(place(&folder));
+        let slots = Slots::new(place(&folder), true);
         slots.prepare(10_000, 2);
         assert_eq!(slots.state.lock().free.len(), 2);
         slots.prepare(10_000, 2);

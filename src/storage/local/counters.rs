@@ -20,6 +20,7 @@ pub struct Counters {
     uring: [AtomicU64; 2],
     threads: [AtomicU64; 2],
     direct: [AtomicU64; 2],
+    fixed: [AtomicU64; 2],
     bytes: [AtomicU64; 2],
 }
 
@@ -36,6 +37,11 @@ impl Counters {
         self.bytes[way].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Notes whether an operation went through registered memory.
+    pub fn add_fixed(&self, moved: Moved, fixed: bool) {
+        self.fixed[moved as usize].fetch_add(u64::from(fixed), Ordering::Relaxed);
+    }
+
     /// The counts so far.
     pub fn snapshot(&self) -> IoCounters {
         let get =
@@ -45,6 +51,8 @@ impl Counters {
             uring_writes: get(&self.uring, Moved::Written),
             direct_reads: get(&self.direct, Moved::Read),
             direct_writes: get(&self.direct, Moved::Written),
+            fixed_reads: get(&self.fixed, Moved::Read),
+            fixed_writes: get(&self.fixed, Moved::Written),
             thread_reads: get(&self.threads, Moved::Read),
             thread_writes: get(&self.threads, Moved::Written),
             read_bytes: get(&self.bytes, Moved::Read),

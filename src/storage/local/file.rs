@@ -90,15 +90,12 @@ impl Target {
     async fn read(&self, offset: u64, buf: Buffer, need_bytes: usize) -> Result<(Buffer, usize)> {
         let work = Work::Read { buf, need_bytes };
         match self.run("read", offset, work).await? {
-            (Work::Read { buf, .. }, moved) => {
-                self.counters.add(Moved::Read, self.engine.kind(), self.direct, moved);
-                Ok((buf, moved))
-            }
+            (Work::Read { buf, .. }, moved) => Ok((buf, moved)),
             _ => Err(self.error("read", super::engine::stopped())),
         }
     }
 
-    /// Runs one operation under the deadline.
+    /// Runs one operation under the deadline, and counts it.
     pub async fn run(&self, op: &'static str, offset: u64, work: Work) -> Result<(Work, usize)> {
         let what = format!("{op} of {}", self.path.display());
         let wait = match work {
@@ -108,7 +105,17 @@ impl Target {
         let engine = self.living_engine()?;
         let running = run(&*engine, &self.file, offset, work, self.direct);
         let outcome = deadline(wait, &what, running).await?;
-        outcome.map_err(|e| self.error(op, e))
+        let done = outcome.map_err(|e| self.error(op, e))?;
+        let way = match done.work {
+            Work::Read { .. } => Some(Moved::Read),
+            Work::Write { .. } => Some(Moved::Written),
+            Work::Sync => None,
+        };
+        if let Some(way) = way {
+            self.counters.add(way, engine.kind(), self.direct, done.moved);
+            self.counters.add_fixed(way, done.fixed);
+        }
+        Ok((done.work, done.moved))
     }
 
     /// The engine, or this process's own if the file was opened before a fork.

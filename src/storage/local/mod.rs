@@ -46,7 +46,7 @@ mod writer;
 pub use commit::is_temporary;
 pub use engine::{ENGINE_ENV, EngineChoice, EngineKind};
 pub use probe::{DirectReport, IoReport, probe, probe_direct};
-pub use registry::ring_hook;
+pub use registry::{REGISTER_ENV, registered, ring_hook};
 
 /// Default of [`LocalOptions::op_timeout`]: a disk that needs longer is broken or unmounted.
 const OP_TIMEOUT: Duration = Duration::from_mins(2);

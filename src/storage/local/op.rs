@@ -38,8 +38,19 @@ pub enum Work {
     Sync,
 }
 
-/// Result of an operation: its work (with the buffer) and the bytes moved.
-pub type Outcome = io::Result<(Work, usize)>;
+/// An operation that has ended well.
+#[derive(Debug)]
+pub struct Done {
+    /// Its work, with the buffer.
+    pub work: Work,
+    /// Bytes moved.
+    pub moved: usize,
+    /// It went through registered memory.
+    pub fixed: bool,
+}
+
+/// Result of an operation.
+pub type Outcome = io::Result<Done>;
 
 /// An operation on its way.
 #[derive(Debug)]
@@ -52,6 +63,8 @@ pub struct Op {
     pub work: Work,
     /// The file was opened with O_DIRECT: resume at block boundaries only.
     pub direct: bool,
+    /// A transfer of it went through registered memory.
+    pub fixed: bool,
     moved: usize,
     stalls: u32,
     done: oneshot::Sender<Outcome>,
@@ -77,7 +90,8 @@ impl Op {
         permit: OwnedSemaphorePermit,
     ) -> (Self, oneshot::Receiver<Outcome>) {
         let (done, outcome) = oneshot::channel();
-        let op = Self { file, offset, work, direct, moved: 0, stalls: 0, done, _permit: permit };
+        let (fixed, moved, stalls) = (false, 0, 0);
+        let op = Self { file, offset, work, direct, fixed, moved, stalls, done, _permit: permit };
         (op, outcome)
     }
 
@@ -153,7 +167,8 @@ impl Op {
     /// Tells the waiter how it went. A waiter that is gone is fine: the memory is freed here, now
     /// that the kernel is done with it.
     pub fn answer(self, result: io::Result<()>) {
-        let outcome = result.map(|()| (self.work, self.moved));
+        let (work, moved, fixed) = (self.work, self.moved, self.fixed);
+        let outcome = result.map(|()| Done { work, moved, fixed });
         let _ = self.done.send(outcome);
     }
 }

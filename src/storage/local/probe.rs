@@ -3,13 +3,21 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use super::engine::{self, EngineChoice, EngineKind};
+use super::op::Work;
+use super::uring::UringEngine;
 use super::{registry, sys};
-use crate::memory::{Buffer, PAGE_BYTES, shm_dir};
+use crate::error::{Error, Result};
+use crate::memory::{Arena, ArenaOptions, Buffer, PAGE_BYTES, shm_dir};
+use crate::runtime::block_on;
+
+/// Memory that is tried: the largest slab that an arena makes for small buffers.
+const TRY_BYTES: usize = 64 << 20;
 
 /// What local I/O can use here.
 #[derive(Debug, Clone, Serialize)]
@@ -26,10 +34,8 @@ pub struct IoReport {
     pub io_uring_advice: String,
     /// Value of sysctl `kernel.io_uring_disabled`, where there is one.
     pub io_uring_disabled: Option<i64>,
-    /// Direct transfers that went through registered buffers so far in this process.
-    pub fixed_ops: u64,
-    /// Memory announced for registration now.
-    pub registered_bytes: u64,
+    /// Memory can be registered with a ring, by a try with as much as a slab.
+    pub registers: bool,
     /// Why the kernel refused to register memory; empty if it never did.
     pub registered_reason: String,
     /// Soft limit of locked memory; none means unlimited. Registered and pinned memory counts.
@@ -67,19 +73,18 @@ pub fn probe() -> IoReport {
         Ok(EngineKind::Threads) => "threads",
         Err(_) => "",
     };
-    let (registered_bytes, refusal) = registry::registered();
+    let registers = uring.is_ok_and(|uring| try_registration(&uring).unwrap_or(false));
     let limit = getrlimit(Resource::Memlock);
     let shm = shm_dir();
     IoReport {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         engine: engine.into(),
-        io_uring: uring.is_ok(),
+        io_uring: reason.is_empty(),
         io_uring_reason: reason,
         io_uring_advice: advice,
         io_uring_disabled: engine::io_uring_disabled(),
-        fixed_ops: uring.as_ref().map_or(0, |uring| uring.fixed_ops()),
-        registered_bytes,
-        registered_reason: refusal.unwrap_or_default(),
+        registers,
+        registered_reason: registry::registered().1.unwrap_or_default(),
         memlock_bytes: limit.current,
         memlock_hard_bytes: limit.maximum,
         shm_total_bytes: rustix::fs::statvfs(&shm)
@@ -87,6 +92,20 @@ pub fn probe() -> IoReport {
         shm_free_bytes: sys::free_bytes(&shm),
         shm_dir: shm,
     }
+}
+
+/// Whether a read into a slab of [`TRY_BYTES`] goes through registered memory.
+fn try_registration(uring: &Arc<UringEngine>) -> Result<bool> {
+    let hooks = registry::ring_hook().into_iter().collect();
+    let options = ArenaOptions { limit_bytes: TRY_BYTES, huge_pages: true, warm: false, hooks };
+    let arena = Arena::with_options(options);
+    let Some(mut buf) = arena.try_alloc(TRY_BYTES) else { return Ok(false) };
+    buf.set_len(PAGE_BYTES);
+    let program = "/proc/self/exe";
+    let file = File::open(program).map_err(|e| Error::io("open", program, e))?;
+    let work = Work::Read { buf, need_bytes: 1 };
+    let done = block_on(engine::run(&**uring, &Arc::new(file), 0, work, false))?;
+    Ok(done.is_ok_and(|done| done.fixed))
 }
 
 /// Tries a direct write and read in `folder` with a file that is removed at once.

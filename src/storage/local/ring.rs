@@ -166,9 +166,7 @@ impl Driver {
                 self.ready.pop_front();
                 continue;
             };
-            let (entry, fixed) = transfer(op, &self.registered);
-            let entry = entry.user_data(slot as u64);
-            self.wake.fixed_ops.fetch_add(u64::from(fixed), Ordering::Relaxed);
+            let entry = transfer(op, &self.ring, &mut self.registered).user_data(slot as u64);
             if !self.push(&entry) {
                 return;
             }
@@ -240,31 +238,32 @@ impl Driver {
     }
 }
 
-/// The entry for an operation's next transfer, and whether it uses a registered buffer.
-fn transfer(op: &mut Op, registered: &Registered) -> (squeue::Entry, bool) {
+/// The entry for an operation's next transfer: through registered memory where it lies in some.
+fn transfer(op: &mut Op, ring: &IoUring, registered: &mut Registered) -> squeue::Entry {
     let fd = types::Fd(op.file.as_raw_fd());
     let (at, from, len) = (op.file_offset(), op.moved(), op.chunk_len());
-    // Through the page cache the kernel copies with the CPU and pins nothing, so plain is as good.
-    let fixed = |ptr| if op.direct { registered.find(ptr, len) } else { None };
-    match &mut op.work {
+    let mut fixed = |ptr| registered.find(ring, ptr, len);
+    let (entry, index) = match &mut op.work {
         Work::Read { buf, .. } => {
             let target = buf[from..].as_mut_ptr();
-            match fixed(target) {
-                Some(n) => {
-                    (opcode::ReadFixed::new(fd, target, len as u32, n).offset(at).build(), true)
-                }
-                None => (opcode::Read::new(fd, target, len as u32).offset(at).build(), false),
-            }
+            let index = fixed(target);
+            let entry = match index {
+                Some(n) => opcode::ReadFixed::new(fd, target, len as u32, n).offset(at).build(),
+                None => opcode::Read::new(fd, target, len as u32).offset(at).build(),
+            };
+            (entry, index)
         }
         Work::Write { data } => {
             let source = data[from..].as_ptr();
-            match fixed(source) {
-                Some(n) => {
-                    (opcode::WriteFixed::new(fd, source, len as u32, n).offset(at).build(), true)
-                }
-                None => (opcode::Write::new(fd, source, len as u32).offset(at).build(), false),
-            }
+            let index = fixed(source);
+            let entry = match index {
+                Some(n) => opcode::WriteFixed::new(fd, source, len as u32, n).offset(at).build(),
+                None => opcode::Write::new(fd, source, len as u32).offset(at).build(),
+            };
+            (entry, index)
         }
-        Work::Sync => (opcode::Fsync::new(fd).build(), false),
-    }
+        Work::Sync => (opcode::Fsync::new(fd).build(), None),
+    };
+    op.fixed |= index.is_some();
+    entry
 }

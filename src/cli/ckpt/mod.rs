@@ -1,11 +1,17 @@
-//! `drivetrain ckpt ls|inspect|verify`: what is in a checkpoint folder, and whether it is whole.
+//! `drivetrain ckpt`: what is in a checkpoint folder, whether it is whole, what changed, what stays.
 
+mod diff;
+mod prune;
+mod tree;
+
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use clap::Subcommand;
 use serde::Serialize;
 
+use self::tree::tree_text;
 use super::args::StorageArgs;
 use super::output::Output;
 use super::{EXIT_OK, EXIT_PROBLEMS};
@@ -28,6 +34,12 @@ enum Verb {
     Inspect(Inspect),
     /// Read every byte and compare checksums
     Verify(Verify),
+    /// Say what changed between two steps: tensors, values, state
+    Diff(diff::Diff),
+    /// Remove all steps but those that a rule keeps
+    Prune(prune::Prune),
+    /// Verify a step that was copied here and make retention count it
+    Adopt(prune::Adopt),
 }
 
 /// Where checkpoints are.
@@ -49,6 +61,9 @@ struct Inspect {
     /// Show only tensors whose path contains this text
     #[arg(long, value_name = "TEXT")]
     tensor: Option<String>,
+    /// Levels of the tree of tensors to show
+    #[arg(long, default_value_t = 99, value_name = "N")]
+    depth: usize,
 }
 
 #[derive(Debug, clap::Args)]
@@ -66,13 +81,29 @@ pub fn run(args: Args, out: &Output) -> Result<u8> {
         Verb::Ls(place) => ls(&place, out),
         Verb::Inspect(args) => inspect(&args, out),
         Verb::Verify(args) => verify(&args, out),
+        Verb::Diff(args) => diff::run(&args, out),
+        Verb::Prune(args) => prune::prune(&args, out),
+        Verb::Adopt(args) => prune::adopt(&args, out),
     }
 }
 
 impl Place {
     fn open(&self) -> Result<Arc<dyn Store>> {
-        open_store(&self.uri, &StorageOptions { options: self.storage.map() })
+        open_place(&self.uri, &self.storage)
     }
+}
+
+fn open_place(uri: &str, storage: &StorageArgs) -> Result<Arc<dyn Store>> {
+    open_store(uri, &StorageOptions { options: storage.map() })
+}
+
+/// A tensor's path as a person writes it: keys joined by dots.
+fn keys_text(path: &str) -> String {
+    let Ok(keys) = serde_json::from_str::<Vec<serde_json::Value>>(path) else {
+        return path.into();
+    };
+    let key = |v: &serde_json::Value| v.as_str().map_or_else(|| v.to_string(), String::from);
+    keys.iter().map(key).collect::<Vec<_>>().join(".")
 }
 
 /// Folders to work on, newest first; an error if there are none or not the wanted one.
@@ -173,6 +204,9 @@ struct Inspected {
     world_size: u32,
     attempt: String,
     tool: String,
+    committed_ns: Option<i64>,
+    metrics: BTreeMap<String, Option<f64>>,
+    refers_to: Vec<i64>,
     files: Vec<FileRow>,
     tensors: Vec<TensorRow>,
     state: serde_json::Value,
@@ -183,7 +217,7 @@ fn inspect(args: &Inspect, out: &Output) -> Result<u8> {
     let found = folders(&store, args.step)?;
     let open = open_folder(&store, &found[0].1)?;
     let answer = inspected(&open, args.tensor.as_deref().unwrap_or_default());
-    out.answer(&answer, inspect_text);
+    out.answer(&answer, |it| inspect_text(it, args.depth));
     Ok(EXIT_OK)
 }
 
@@ -211,6 +245,9 @@ fn inspected(open: &OpenStep, filter: &str) -> Inspected {
         world_size: manifest.world_size,
         attempt: manifest.attempt.clone(),
         tool: manifest.tool.clone(),
+        committed_ns: manifest.committed_ns,
+        metrics: manifest.metrics.clone(),
+        refers_to: manifest.refers_to.clone(),
         files: manifest.files.iter().map(file).collect(),
         tensors: tensors.filter_map(row).collect(),
         // Numbers beyond f64 lose their tail here; the manifest has them in full.
@@ -218,7 +255,7 @@ fn inspected(open: &OpenStep, filter: &str) -> Inspected {
     }
 }
 
-fn inspect_text(it: &Inspected) -> String {
+fn inspect_text(it: &Inspected, depth: usize) -> String {
     let total: u64 = it.files.iter().map(|f| f.size_bytes).sum();
     let mut text = format!(
         "step {} by {} on {} ranks, {} in {} files, attempt {}\n",
@@ -229,18 +266,15 @@ fn inspect_text(it: &Inspected) -> String {
         it.files.len(),
         it.attempt
     );
+    for (name, value) in &it.metrics {
+        let value = value.map_or("not finite".into(), |v| v.to_string());
+        let _ = writeln!(text, "  metric {name}: {value}");
+    }
     for f in &it.files {
         let size = human_bytes(f.size_bytes);
         let _ = writeln!(text, "  {:>10}  crc32c {}  {}", size, f.crc32c, f.path);
     }
-    for t in &it.tensors {
-        let size = human_bytes(t.bytes);
-        let _ = write!(text, "  {size:>10}  {:8} {:?}  {}", t.dtype, t.shape, t.path);
-        let _ = match t.chunks {
-            1 => writeln!(text),
-            n => writeln!(text, "  ({n} chunks)"),
-        };
-    }
+    text.push_str(&tree_text(&it.tensors, depth));
     let keys = it.state.as_object().map(|m| m.keys().cloned().collect::<Vec<_>>());
     let _ = writeln!(text, "  state: {}", keys.unwrap_or_default().join(", "));
     text
