@@ -1,5 +1,5 @@
 # Everything a person types. Each target sets up what it needs and does nothing twice.
-.PHONY: help setup demo test test-rust test-python test-long bench bench-peers format clean
+.PHONY: help setup demo test test-rust test-python test-long fault-matrix bench bench-peers format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -31,6 +31,9 @@ test-python: setup
 test-long: setup  ## what is too slow for every change
 	DRIVETRAIN_LONG=1 cargo test --release --workspace $(FEATURES) -- --include-ignored
 	DRIVETRAIN_LONG=1 .venv/bin/python -m pytest python/tests
+
+fault-matrix: setup  ## writes docs/fault-matrix.md anew from what the tests find
+	DRIVETRAIN_BLESS=1 cargo test $(FEATURES) -p drivetrain --test suite fault_matrix
 
 bench: setup  ## criterion benches of the kernels
 	cargo bench $(FEATURES)

@@ -7,6 +7,7 @@ mod ckpt_cli;
 mod commit;
 mod commit_faults;
 mod data_cli;
+mod fault_matrix;
 mod fault_store;
 mod index;
 mod loader;

@@ -195,3 +195,17 @@ fn stale_listings_are_what_the_script_says() {
     })
     .unwrap();
 }
+
+#[test]
+fn deletions_repeat() {
+    let (server, store) = store();
+    block_on(async {
+        for fault in ["503", "500", "lose", "drop", "hang", "hang-after"] {
+            store.put_new("gone", MANIFEST).await.unwrap();
+            server.script(&format!("{fault}@DeleteMany::1"));
+            store.delete("gone").await.unwrap_or_else(|e| panic!("{fault}: {e}"));
+            assert_eq!((server.faults(), server.objects("faults").len()), (1, 0), "{fault}");
+        }
+    })
+    .unwrap();
+}

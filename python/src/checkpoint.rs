@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use drivetrain::Error;
 use drivetrain::checkpoint::meet::Meet;
 use drivetrain::checkpoint::rects::Rect;
-use drivetrain::checkpoint::{self, Options, SaveOptions, Target, TensorIn};
+use drivetrain::checkpoint::{self, Options, SaveOptions, Sharing, Target, TensorIn};
 use drivetrain::storage::{OptionMap, StorageOptions, open_store};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -180,6 +180,22 @@ impl Checkpointer {
     fn verify(&self, py: Python<'_>, step: i64) -> PyResult<Vec<(String, String, String)>> {
         let problems = py.detach(|| self.inner.verify(step)).map_err(|e| raise(&e))?;
         Ok(problems.into_iter().map(|p| (p.file, p.tensor, p.reason)).collect())
+    }
+
+    /// Marks that a restore of `step` begins; None where nothing may be written.
+    fn restore_begins(&self, py: Python<'_>, step: i64) -> Option<String> {
+        py.detach(|| self.inner.restore_begins(step))
+    }
+
+    /// Takes a mark away; with `restored` also those that earlier crashes of that step left.
+    #[pyo3(signature = (mark, restored=None))]
+    fn restore_ended(&self, py: Python<'_>, mark: &str, restored: Option<i64>) -> PyResult<()> {
+        py.detach(|| self.inner.restore_ended(mark, restored)).map_err(|e| raise(&e))
+    }
+
+    /// (step, restores of it that were killed).
+    fn restore_crashes(&self, py: Python<'_>) -> PyResult<Vec<(i64, u32)>> {
+        py.detach(|| self.inner.restore_crashes()).map_err(|e| raise(&e))
     }
 
     /// Every rank's payload in rank order.
@@ -356,10 +372,17 @@ impl OpenStep {
         self.inner.tensors().filter_map(first).collect()
     }
 
-    /// Fills memory: (path, dtype, shape, offsets, extent, address, bytes) each.
-    fn read_into(&self, py: Python<'_>, targets: Vec<ReadRow>) -> PyResult<()> {
+    /// Fills memory: (path, dtype, shape, offsets, extent, address, bytes) each. `sharing` is what
+    /// other processes of this machine read, too: "alone" (nothing), "partial" or "all".
+    #[pyo3(signature = (targets, sharing="alone"))]
+    fn read_into(&self, py: Python<'_>, targets: Vec<ReadRow>, sharing: &str) -> PyResult<()> {
+        let sharing = match sharing {
+            "all" => Sharing::All,
+            "partial" => Sharing::Partial,
+            _ => Sharing::Alone,
+        };
         let targets: Vec<_> = targets.into_iter().map(target).collect();
-        py.detach(|| self.inner.read_into(targets)).map_err(|e| raise(&e))
+        py.detach(|| self.inner.read_into_shared(targets, sharing)).map_err(|e| raise(&e))
     }
 }
 

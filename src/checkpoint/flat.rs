@@ -216,6 +216,20 @@ mod tests {
     }
 
     #[test]
+    fn tensors_beyond_32_bits() {
+        let shape = [1 << 17, 1 << 17];
+        let last_row = Rect { offsets: vec![(1 << 17) - 1, 0], extent: vec![1, 1 << 17] };
+        let tail = flat_range((1 << 34) - (1 << 16), 1 << 16);
+        let head = flat_range(0, (1 << 34) - (1 << 16));
+        assert_eq!(prove(&shape, &Rect::whole(&shape), &[tail.clone(), head.clone()]), Ok(()));
+        let runs = moves(&shape, &tail, &last_row, 8);
+        assert_eq!((runs.len(), runs[0].at(0), runs[0].run_bytes), (1, (0, 1 << 19), 1 << 19));
+        let runs = moves(&shape, &head, &last_row, 8);
+        let from = ((1 << 34) - (1 << 17)) * 8;
+        assert_eq!((runs.len(), runs[0].at(0), runs[0].run_bytes), (1, (from, 0), 1 << 19));
+    }
+
+    #[test]
     fn what_lies_outside_does_not_fit() {
         assert!(fits(&flat_range(5, 1), &[2, 3]));
         assert!(!fits(&flat_range(5, 2), &[2, 3]));

@@ -34,7 +34,7 @@ pub use checkpointer::{Checkpointer, Options, SaveOptions};
 pub use handle::{Outcome, SaveHandle};
 pub use plan::TensorIn;
 pub use read::{
-    Change, OpenStep, Problem, Target, Values, candidates, differences, manifest_folders,
+    Change, OpenStep, Problem, Sharing, Target, Values, candidates, differences, manifest_folders,
     open_folder, open_step, problem_of, verify_step,
 };
 pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};

@@ -15,6 +15,7 @@ from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
 from drivetrain._checkpoint.overlap import Overlap
+from drivetrain._checkpoint.renaming import Rename
 from drivetrain._checkpoint.restore import Restore
 from drivetrain._checkpoint.rng import rng_state
 from drivetrain._checkpoint.tree import Snapshot
@@ -23,6 +24,7 @@ from drivetrain._checkpoint.values import (
     Keep,
     Problem,
     Restored,
+    RestorePlan,
     Verified,
     checked_metrics,
 )
@@ -327,6 +329,7 @@ class Checkpointer:
         step: int | None = None,
         strict: bool = True,
         rng: bool = True,
+        rename: Rename | None = None,
     ) -> Restored:
         """Loads the newest good step into the given objects, in place; all ranks the same one.
 
@@ -334,9 +337,15 @@ class Checkpointer:
             state: as for `save`; live tensors and dicts are filled, objects get `load_state_dict`.
                 It may have fewer names than the checkpoint.
             step: exactly this one, without falling back; None: the newest that is good.
-            strict: refuse when targets and checkpoint do not have the same names; else load what
-                fits and report the rest in `missing` and `unexpected`.
+            strict: refuse when targets and checkpoint do not have the same names and shapes; else
+                load what fits and report the rest in `missing`, `unexpected` and `reshaped`.
             rng: set the random generators if the checkpoint has them.
+            rename: from saved names of tensors to wanted ones, such as
+                ``{"model.layers.{i}.w": "model.blocks.w[{i}]"}``: ``{i}`` is a part of a name
+                without dots, ``*`` any text, and ``[{i}]`` at the end a row, which stacks tensors
+                into one or takes one apart; the first pattern that matches counts. Or a function
+                from a saved name to a wanted one, a list of one name per row, or None to leave it
+                out. Optimizer state follows its parameters. `plan` says what would happen.
 
         Returns what was done; `step` is None, and nothing was touched, if nothing is committed.
 
@@ -352,19 +361,41 @@ class Checkpointer:
         adopted = Adoption()
         if self._restores == 1 and self._saves == 0:
             adopted = adopt(self._native, self._rank, self._world_size, self._restores, step)
-        run = Restore(
+        run = self._restore(rename)
+        run.skipped = [found for found in adopted.skipped if step is None]
+        restored = run.run(state, step, strict, rng)
+        restored.skipped = run.skipped
+        restored.adopted = adopted.step is not None and restored.step == adopted.step
+        return restored
+
+    def plan(
+        self, state: dict[str, Any], step: int | None = None, rename: Rename | None = None
+    ) -> RestorePlan:
+        """What `restore` would load into these objects on this rank; nothing is touched.
+
+        Args:
+            state: as for `restore`.
+            step: this one; None: the newest whose manifest and files are in order.
+            rename: as for `restore`.
+
+        Raises as `restore` does for what is damaged or does not fit at all; names and shapes that
+        differ are in the result.
+        """
+        self._check_usable()
+        if step is not None:
+            _check_step(step)
+        return self._restore(rename).look(state, step)
+
+    def _restore(self, rename: Rename | None) -> Restore:
+        return Restore(
             self._native,
             self._uri,
             self._rank,
             self._world_size,
             self._restores,
             self._allow_pickle,
+            rename=rename,
         )
-        run.skipped = [found for found in adopted.skipped if step is None]
-        restored = run.run(state, step, strict, rng)
-        restored.skipped = run.skipped
-        restored.adopted = adopted.step is not None and restored.step == adopted.step
-        return restored
 
     def steps(self) -> list[int]:
         """The committed steps, ascending."""

@@ -1,5 +1,7 @@
 """Where stored tensors go: into live memory directly where the bytes are the same, else aside."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,8 @@ class Fill:
     """Contiguous CPU tensor or array of the stored dtype."""
     live: Any
     """What the buffer is copied to afterwards; None when the buffer is the live memory itself."""
+    repeated: bool = False
+    """True when other ranks on this machine fill the same from the same bytes."""
 
     def native(self) -> NativeTarget:
         """The form the native reader takes."""
@@ -32,18 +36,66 @@ class Fill:
         return path, self.dtype, self.shape, self.offsets, self.extent, start, length
 
 
-def fills_of(content: dict, at: Path, place: Place) -> list[Fill]:
-    """The fills of a place: straight into its memory where the bytes are the same, else aside."""
-    return [_fill_of(content, at, place, part) for part in place.parts]
+def fills_of(content: dict, at: Path, place: Place, repeated: bool = False) -> list[Fill]:
+    """The fills of a place: straight into its memory where the bytes are the same, else aside.
+
+    A renamed tensor may be one row of a stored one, or a stack of several (see `renaming`).
+    `repeated`: other ranks on this machine fill the same.
+    """
+    fills = []
+    for part in place.parts:
+        if "stack" not in content:
+            fills.append(_fill_of(content, at, place.shape, part, content.get("pick")))
+            continue
+        for row, one in _rows(place.shape, part):
+            source, pick = content["stack"][row]
+            fills.append(_fill_of(content, tuple(source), place.shape[1:], one, pick))
+    for fill in fills:
+        fill.repeated = repeated
+    return fills
 
 
-def _fill_of(content: dict, at: Path, place: Place, part: Part) -> Fill:
+def _rows(shape: tuple[int, ...], part: Part) -> Iterator[tuple[int, Part]]:
+    """The rows of a stack that a part touches, and what it has of each."""
+    if len(part.offsets) == len(shape):
+        for index in range(part.extent[0]):
+            row = Part(part.local[index, ...], part.offsets[1:], part.extent[1:])
+            yield part.offsets[0] + index, row
+        return
+    size = math.prod(shape[1:])
+    at, end = part.offsets[0], part.offsets[0] + part.extent[0]
+    while at < end:
+        row = at // size
+        stop = min(end, (row + 1) * size)
+        local = part.local[at - part.offsets[0] : stop - part.offsets[0]]
+        yield row, Part(local, (at - row * size,), (stop - at,))
+        at = stop
+
+
+def _in_row(
+    shape: tuple[int, ...], part: Part, pick: list[int] | None
+) -> tuple[tuple[int, ...], Part]:
+    """A part of row `pick[0]` of `pick[1]` rows as a part of all of them."""
+    if pick is None:
+        return shape, part
+    row, rows = pick
+    if len(part.offsets) == len(shape):
+        inside = Part(part.local, (row, *part.offsets), (1, *part.extent))
+    else:
+        inside = Part(part.local, (part.offsets[0] + row * math.prod(shape),), part.extent)
+    return (rows, *shape), inside
+
+
+def _fill_of(
+    content: dict, at: Path, shape: tuple[int, ...], part: Part, pick: list[int] | None
+) -> Fill:
+    whole, inside = _in_row(shape, part, pick)
     local, name, own = part.local, content["dtype"], content.get("own")
     direct = is_direct(local, name, own)
     buffer = local if direct else new_like(content, part.extent, strided=False)
     item_bytes = buffer.element_size() if dtypes.is_tensor(buffer) else buffer.itemsize
     extra_dim = item_bytes if dtypes.has_extra_dim(name, own, item_bytes) else None
-    in_whole = part.range_in(place.shape, extra_dim)
+    in_whole = inside.range_in(whole, extra_dim)
     return Fill(at, name, *in_whole, buffer, None if direct else local)
 
 

@@ -4,6 +4,7 @@ Never a collective: a checkpoint's meeting must not meet the training's, and nee
 """
 
 import os
+import platform
 from typing import Any
 
 from drivetrain._checkpoint.dtypes import loaded
@@ -86,3 +87,13 @@ def _second_connection(store: Any, world_size: int) -> Any:
     if isinstance(store, distributed.FileStore):
         return distributed.FileStore(store.path, world_size)
     return None
+
+
+def machine() -> str:
+    """Equal for processes that share a kernel, and with it the page cache."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    return f"{platform.node()} {boot}"

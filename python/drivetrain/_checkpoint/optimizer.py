@@ -95,6 +95,17 @@ def parameters_by_key(
     return found
 
 
+def stored_keys(value: Any, path: Path, names: Names) -> dict[Path, set[Key]]:
+    """The keys that parameters have in the state of each optimizer in nested dicts."""
+    found: dict[Path, set[Key]] = {}
+    if is_optimizer(value) and "param_groups" in (numbered := value.state_dict()):
+        found[path] = set(number_names(value, numbered, names).values())
+    elif isinstance(value, dict) and len(path) < WRAPPERS_MAX:
+        for key, item in value.items():
+            found.update(stored_keys(item, (*path, key), names))
+    return found
+
+
 def to_names(numbered: dict[str, Any], stored: dict[Key, Key]) -> dict[str, Any]:
     """A state dict with the keys of `number_names` in place of numbers."""
     state = {stored.get(key, key): value for key, value in numbered["state"].items()}
@@ -106,7 +117,11 @@ def to_names(numbered: dict[str, Any], stored: dict[Key, Key]) -> dict[str, Any]
 
 
 def to_numbers(
-    named: dict[str, Any], numbered: dict[str, Any], stored: dict[Key, Key], path: Path
+    named: dict[str, Any],
+    numbered: dict[str, Any],
+    stored: dict[Key, Key],
+    path: Path,
+    strict: bool = True,
 ) -> dict[str, Any]:
     """A stored state dict with the numbers of the live optimizer, in the live order of groups.
 
@@ -115,19 +130,22 @@ def to_numbers(
         numbered: the live optimizer's own state dict.
         stored: the live optimizer's `number_names`.
         path: of the optimizer, for messages.
+        strict: else parameters of differing groups keep the state that has their name.
 
-    Raises `InvalidArgument` when groups or their parameters differ.
+    Raises `InvalidArgument` when groups, or with `strict` their parameters, differ.
     """
-    pairs = _pair_groups(named, numbered, stored, path)
+    pairs = _pair_groups(named, numbered, stored, path, strict)
     numbers: dict[Key, Key] = {}
     groups = []
     for live, group in pairs:
-        if _by_name(live, group, stored):
+        if _by_name(live, group, stored) or not (strict or _positional(live, group, stored)):
             numbers.update((stored[number], number) for number in live["params"])
         else:
             numbers.update(zip(group["params"], live["params"]))
         groups.append({**group, "params": list(live["params"])})
-    state = {numbers.get(key, key): value for key, value in named["state"].items()}
+    known = set(numbers.values())
+    renumbered = {numbers.get(key, key): value for key, value in named["state"].items()}
+    state = {key: value for key, value in renumbered.items() if strict or key in known}
     return {**named, "state": state, "param_groups": groups}
 
 
@@ -136,7 +154,11 @@ def _by_name(live: dict, group: dict, stored: dict[Key, Key]) -> bool:
 
 
 def _pair_groups(
-    named: dict[str, Any], numbered: dict[str, Any], stored: dict[Key, Key], path: Path
+    named: dict[str, Any],
+    numbered: dict[str, Any],
+    stored: dict[Key, Key],
+    path: Path,
+    strict: bool,
 ) -> list[tuple[dict, dict]]:
     where = format_path(path)
     if "state" not in named or "param_groups" not in named:
@@ -148,18 +170,23 @@ def _pair_groups(
         )
     pairs = []
     for at, (mine, theirs) in enumerate(zip(live, groups)):
-        if not _by_name(mine, theirs, stored):
+        if strict and not _by_name(mine, theirs, stored):
             _check_positional(mine, theirs, stored, f"{where}.param_groups.{at}")
         pairs.append((mine, theirs))
     return pairs
 
 
-def _check_positional(live: dict, group: dict, stored: dict[Key, Key], where: str) -> None:
+def _positional(live: dict, group: dict, stored: dict[Key, Key]) -> bool:
     """Numbers on either side: only positions can match, as in `Optimizer.load_state_dict`."""
     mine = [stored[number] for number in live["params"]]
     both_named = all(isinstance(key, str) for key in (*mine, *group["params"]))
-    if not both_named and len(mine) == len(group["params"]):
+    return not both_named and len(mine) == len(group["params"])
+
+
+def _check_positional(live: dict, group: dict, stored: dict[Key, Key], where: str) -> None:
+    if _positional(live, group, stored):
         return
+    mine = [stored[number] for number in live["params"]]
     lacking = [k for k in mine if k not in set(group["params"])]
     extra = [k for k in group["params"] if k not in set(mine)]
     raise InvalidArgument(

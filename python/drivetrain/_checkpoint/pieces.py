@@ -13,6 +13,8 @@ from drivetrain._checkpoint.typed_json import Path, format_path, refuse
 from drivetrain._checkpoint.values import Sharded
 from drivetrain._native import InvalidArgument
 
+META_ADVICE = "a meta tensor has no elements: give the module itself, or to_empty() it first"
+
 #: Mesh dimensions along which ranks hold different layers, so that a tensor on the others is not
 #: repeated along these.
 STAGE_DIMS = ("pp", "pipeline", "stage")
@@ -116,7 +118,7 @@ def check_plain(value: Any, path: Path) -> None:
     if value.layout is not torch.strided or value.is_nested:
         raise refuse(value, path, f"a tensor of layout {value.layout}: store value.to_dense()")
     if value.device.type == "meta":
-        raise refuse(value, path, "a meta tensor has no elements; materialise it first")
+        raise refuse(value, path, META_ADVICE)
     if value.is_quantized:
         raise refuse(value, path, "store value.int_repr() with its scale and zero point")
     if is_traceable_wrapper_subclass(value):
@@ -156,6 +158,8 @@ def _of_dtensor(value: Any, world_size: int, path: Path) -> Place:
             f"made for {world_size} ranks; give it the rank and world_size of the process group"
         )
     local = value.to_local().detach()
+    if local.device.type == "meta":
+        raise refuse(value, path, META_ADVICE)
     shape = tuple(int(n) for n in value.shape)
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -209,7 +213,8 @@ def sharded_like(value: Any, dtype: Any) -> Any:
     from torch.distributed.tensor import DTensor
 
     local = value.to_local()
-    empty = torch.empty_like(local, dtype=dtype, requires_grad=False)
+    device = "cpu" if local.device.type == "meta" else local.device
+    empty = torch.empty_like(local, dtype=dtype, device=device, requires_grad=False)
     return DTensor.from_local(
         empty,
         value.device_mesh,

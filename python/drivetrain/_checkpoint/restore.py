@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain import _native
+from drivetrain._checkpoint import meeting
+from drivetrain._checkpoint.renaming import Rename
 from drivetrain._checkpoint.targets import Plan
-from drivetrain._checkpoint.values import Restored
+from drivetrain._checkpoint.values import Restored, RestorePlan
 from drivetrain._native import (
     CheckpointDamaged,
     Corrupt,
+    DeadlineExceeded,
     DrivetrainError,
     NotFound,
     PeerFailed,
@@ -27,6 +30,9 @@ from drivetrain._native import (
 STEP_FAULTS = (Corrupt, NotFound, StorageError)
 #: Committed steps named in an error.
 STEPS_SHOWN_MAX = 20
+
+#: Killed restores of one step after which it is stepped over.
+CRASHES_MAX = 3
 
 Candidates = list[tuple[int, str | None]]
 
@@ -57,10 +63,13 @@ class Restore:
     allow_pickle: bool = False
     skipped: list[tuple[int, str]] = field(default_factory=list)
     touched: bool = False
+    rename: Rename | None = None
+    neighbours: frozenset[int] = frozenset()
+    """Other ranks on this machine."""
 
     def run(self, targets: dict[str, Any], step: int | None, strict: bool, rng: bool) -> Restored:
         """Loads the newest step that is good on all ranks, or exactly `step`."""
-        found = self._candidates()
+        found = self._candidates(looped=step is None)
         if step is not None:
             found = [self._named(found, step)]
         elif not found:
@@ -72,16 +81,42 @@ class Restore:
                     self.skipped.append((number, reason))
                 continue
             return Restored(
-                number, self.skipped, plan.state, plan.mapped, plan.missing, plan.unexpected
+                number,
+                self.skipped,
+                plan.state,
+                plan.mapped,
+                plan.missing,
+                plan.unexpected,
+                plan.reshaped,
+                plan.renamed,
             )
         raise self._damaged()
 
-    def _candidates(self) -> Candidates:
-        """Steps that any rank sees, newest first, with the reason if one cannot use it."""
-        own: dict[str, Any] = {}
+    def look(self, targets: dict[str, Any], step: int | None) -> RestorePlan:
+        """What `run` would do on this rank; touches nothing and meets nobody."""
+        found = [(number, reason) for number, reason in self.native.candidates()]
+        if step is not None:
+            found = [self._named(found, step)]
+        elif not found:
+            return RestorePlan(step=None)
+        for number, reason in found:
+            if reason is None:
+                opened = self.native.open(number)
+                plan = Plan(opened, self.rank, self.world_size, self.allow_pickle, strict=False)
+                plan.add_all(targets, False, self.rename)
+                return plan.report()
+            self.skipped.append((number, reason))
+        raise self._damaged()
+
+    def _candidates(self, looped: bool) -> Candidates:
+        """Steps that any rank sees, newest first, with the reason if one cannot use it.
+
+        With `looped`, steps whose restore was killed again and again are none.
+        """
+        own: dict[str, Any] = {"host": meeting.machine()}
         error = None
         try:
-            own["ok"] = self.native.candidates()
+            own["ok"] = self._sound() if looped and self.rank == 0 else self.native.candidates()
         except DrivetrainError as caught:
             error, own["error"] = caught, str(caught)
         answers = [json.loads(text) for text in self._meet("candidates", json.dumps(own))]
@@ -90,6 +125,10 @@ class Restore:
         for rank, answer in enumerate(answers):
             if "error" in answer:
                 raise PeerFailed(f"rank {rank}: {answer['error']}")
+        hosts = [answer["host"] for answer in answers]
+        self.neighbours = frozenset(
+            rank for rank, host in enumerate(hosts) if host == own["host"] and rank != self.rank
+        )
         seen = [dict(map(tuple, answer["ok"])) for answer in answers]
         merged: dict[int, str | None] = {}
         for step in sorted({step for steps in seen for step in steps}, reverse=True):
@@ -101,6 +140,13 @@ class Restore:
                     break
         return list(merged.items())
 
+    def _sound(self) -> Candidates:
+        crashes = dict(self.native.restore_crashes())
+        return [
+            (step, reason or _crash_loop(step, crashes.get(step, 0)))
+            for step, reason in self.native.candidates()
+        ]
+
     def _named(self, found: Candidates, step: int) -> tuple[int, str | None]:
         for number, reason in found:
             if number == step:
@@ -109,13 +155,34 @@ class Restore:
         raise NotFound(f"step {step} of {self.uri} not found: committed steps are {steps}")
 
     def _attempt(self, step: int, targets: dict[str, Any], strict: bool, rng: bool) -> Plan | None:
+        mark = self.native.restore_begins(step) if self.rank == 0 else None
+        plan, waits = None, True
+        try:
+            plan = self._load(step, targets, strict, rng)
+        except DeadlineExceeded:
+            waits = False  # another rank died: that was a crash, the mark stays
+            raise
+        finally:
+            if mark is not None and waits:
+                with contextlib.suppress(DrivetrainError):
+                    self.native.restore_ended(mark, step if plan is not None else None)
+        return plan
+
+    def _load(self, step: int, targets: dict[str, Any], strict: bool, rng: bool) -> Plan | None:
         plans: list[Plan] = []
 
         def prepare() -> str:
             opened = self.native.open(step)
-            plan = Plan(opened, self.rank, self.world_size, self.allow_pickle, strict=strict)
+            plan = Plan(
+                opened,
+                self.rank,
+                self.world_size,
+                self.allow_pickle,
+                strict=strict,
+                neighbours=self.neighbours,
+            )
             with paused_collector():
-                plan.add_all(targets, rng)
+                plan.add_all(targets, rng, self.rename)
             plans.append(plan)
             return opened.attempt
 
@@ -171,3 +238,12 @@ class Restore:
         if self.touched:
             text += "; the targets are partly overwritten, do not train on"
         return CheckpointDamaged(text)
+
+
+def _crash_loop(step: int, crashes: int) -> str | None:
+    if crashes < CRASHES_MAX:
+        return None
+    return (
+        f"{crashes} processes were killed while they restored it; restore(step={step}) tries it "
+        "all the same"
+    )

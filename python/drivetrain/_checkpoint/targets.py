@@ -22,11 +22,13 @@ from drivetrain._checkpoint.fills import (
     fills_of,
     new_like,
 )
+from drivetrain._checkpoint.meta import Materialise, is_meta
 from drivetrain._checkpoint.pieces import Place
+from drivetrain._checkpoint.renaming import Rename, Renaming, compiled, live_paths
 from drivetrain._checkpoint.rng import set_rng_state
 from drivetrain._checkpoint.tree import RNG, check_named, is_stateful
 from drivetrain._checkpoint.typed_json import Path, format_path
-from drivetrain._checkpoint.values import PerRank, Sharded
+from drivetrain._checkpoint.values import PerRank, RestorePlan, Sharded
 from drivetrain._native import Corrupt, InvalidArgument, Unsupported
 
 #: Names spelled out in one error message.
@@ -45,28 +47,37 @@ class Plan:
     mapped: dict[int, int] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+    reshaped: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
     strict: bool = True
+    neighbours: frozenset[int] = frozenset()
+    """Other ranks on this machine, which read the same files."""
     _fills: dict[tuple, list[Fill]] = field(default_factory=dict)
     _copies: list[tuple[Any, Any]] = field(default_factory=list)
     _calls: list[Callable[[], None]] = field(default_factory=list)
+    _first: list[Callable[[], None]] = field(default_factory=list)
     _whole: dict[Path, Any] = field(default_factory=dict)
     _own: dict[str, Any] | None = None
     _names: optimizer.Names = field(default_factory=dict)
     _live: tuple[int, Any] = (0, None)
     _loose: bool = False
+    _holes: list[str] = field(default_factory=list)
+    _loaded: list[str] = field(default_factory=list)
     _parameters: dict[typed_json.Key, Any] = field(default_factory=dict)
 
-    def add_all(self, targets: dict[str, Any], rng: bool) -> None:
+    def add_all(self, targets: dict[str, Any], rng: bool, rename: Rename | None = None) -> None:
         """Pairs every target; raises before anything is touched.
 
-        `InvalidArgument` names what does not fit: shapes always, missing and unexpected names with
-        `strict`.
+        `InvalidArgument` names what does not fit with `strict`: shapes, missing and unexpected
+        names.
         """
         check_named(targets)
         tree = typed_json.loads(self.opened.state_json())
         if not isinstance(tree, dict):
             raise Corrupt("checkpoint state is no object; restore another step")
         self._names = optimizer.parameter_names(targets)
+        if rename is not None:
+            self._rename(tree, targets, rename)
         for name, live in targets.items():
             if name not in tree:
                 self.missing.append(str(name))
@@ -74,17 +85,29 @@ class Plan:
             self.state[name], new = self._fill(tree[name], live, (name,))
             if new is not live:
                 self._calls.append(partial(targets.__setitem__, name, new))
-        if self.strict and (self.missing or self.unexpected):
+        # a row that nobody saved says more than the stack that it keeps from being whole
+        stacks = {hole.rsplit("[", 1)[0] for hole in self._holes}
+        self.missing = [name for name in self.missing if name not in stacks] + self._holes
+        if self.strict and (self.missing or self.unexpected or self.reshaped):
             raise InvalidArgument(self._mismatch())
         if rng and RNG in tree:
             generators = self._decode(tree[RNG], (RNG,))
             self._calls.append(lambda: set_rng_state(generators))
 
+    def _rename(self, tree: dict[str, Any], targets: dict[str, Any], rename: Rename) -> None:
+        renaming = Renaming(compiled(rename), live_paths(targets))
+        renaming.apply(tree, optimizer.stored_keys(targets, (), self._names))
+        self.renamed = renaming.renamed
+        self._holes = renaming.missing
+
     def read(self) -> None:
         """Fills memory from the files; checksums and coverage are proven on the way."""
         fills = [fill for group in self._fills.values() for fill in group]
-        if fills:
-            self.opened.read_into([fill.native() for fill in fills])
+        alone = "partial" if self.neighbours else "alone"
+        for sharing, repeated in ((alone, False), ("all", True)):
+            rows = [fill.native() for fill in fills if fill.repeated is repeated]
+            if rows:
+                self.opened.read_into(rows, sharing)
         for fill in fills:
             if fill.live is not None:
                 self._copies.append((fill.live, fill.buffer))
@@ -100,7 +123,8 @@ class Plan:
                 self._copy()
         else:
             self._copy()
-        for call in self._calls:
+        # memory of meta parameters before optimizers cast their state to where those are
+        for call in (*self._first, *self._calls):
             call()
 
     def _copy(self) -> None:
@@ -111,9 +135,30 @@ class Plan:
                 source = buffer.numpy() if dtypes.is_tensor(buffer) else buffer
                 dtypes.loaded("numpy").copyto(live, source, casting="unsafe")
 
+    def report(self) -> RestorePlan:
+        """What would be done."""
+        fills = [fill for group in self._fills.values() for fill in group]
+        return RestorePlan(
+            self.opened.step,
+            sorted(self._loaded),
+            sum(pieces.address(fill.buffer)[1] for fill in fills),
+            self.missing,
+            self.unexpected,
+            self.reshaped,
+            self.renamed,
+        )
+
     def _mismatch(self) -> str:
         parts = []
-        for what, names in (("lacks", self.missing), ("has beyond the targets", self.unexpected)):
+        reshaped = [
+            f"{name} (the target has shape {list(live)}, the checkpoint {list(stored)})"
+            for name, stored, live in self.reshaped
+        ]
+        for what, names in (
+            ("lacks", self.missing),
+            ("has beyond the targets", self.unexpected),
+            ("has in another shape", reshaped),
+        ):
             if names:
                 shown = ", ".join(names[:NAMES_SHOWN_MAX])
                 more = f" and {len(names) - NAMES_SHOWN_MAX} more"
@@ -180,12 +225,17 @@ class Plan:
         live = module.state_dict()
         loaded: dict[typed_json.Key, Any] = {}
         by_module = has_hooks(module)
+        new = Materialise(module)
         for text, child in items.items():
             key = typed_json.decode_key(text)
             mine = live.get(key)
             if key in live and dtypes.is_tensor(mine) and typed_json.tag_of(child) == "tensor":
                 by_module |= is_lazy(mine)
-                loaded[key] = self._decode(child, (*path, key), None if is_lazy(mine) else mine)
+                if is_lazy(mine):
+                    mine = None
+                elif is_meta(mine):
+                    mine = new.tensor(key)
+                loaded[key] = self._decode(child, (*path, key), mine)
             elif key in live or has_hooks(module):
                 by_module = True
                 loaded[key] = self._decode(child, (*path, key))
@@ -193,10 +243,21 @@ class Plan:
                 self.unexpected.append(format_path((*path, key)))
         if not has_hooks(module):
             self.missing += [format_path((*path, key)) for key in live if key not in loaded]
+        if new.needed:
+            self._first.append(new.apply)
         if by_module:
             call = module.load_state_dict
             self._calls.append(lambda: call(copy_containers(loaded), strict=self.strict))
         return loaded
+
+    def _drop_misfits(self, new: dict[str, Any], live: Any) -> None:
+        """Leaves out the state of parameters that were left out for their shape."""
+        reshaped = {name for name, _, _ in self.reshaped}
+        for group, numbered in zip(live.param_groups, new.get("param_groups", [])):
+            for parameter, number in zip(group["params"], numbered["params"]):
+                owner = self._names.get(id(parameter))
+                if owner is not None and format_path((*owner[0], owner[1])) in reshaped:
+                    new["state"].pop(number, None)
 
     def _fill_optimizer(self, node: Any, live: Any, path: Path) -> dict:
         numbered = live.state_dict()
@@ -209,7 +270,11 @@ class Plan:
             loaded = self._decode(node, path, named)
         finally:
             self._loose, self._parameters = False, {}
-        new = optimizer.to_numbers(loaded, numbered, stored, path) if groups else loaded
+        new = loaded
+        if groups:
+            new = optimizer.to_numbers(loaded, numbered, stored, path, self.strict)
+        if not self.strict:
+            self._calls.append(partial(self._drop_misfits, new, live))
         self._calls.append(lambda: live.load_state_dict(copy_containers(new)))
         return loaded
 
@@ -267,10 +332,8 @@ class Plan:
         )
         if place is not None and place.shape != shape:
             if not self._loose:
-                raise InvalidArgument(
-                    f"{format_path(path)}: the target has shape {list(place.shape)}, "
-                    f"the checkpoint {list(shape)}"
-                )
+                self.reshaped.append((format_path(path), shape, place.shape))
+                return live
             place = None
         if place is not None and dtypes.is_array(place.local) and not place.local.flags.writeable:
             place = None
@@ -278,11 +341,17 @@ class Plan:
             live, place = new, pieces.describe(new, self.rank, self.world_size, path)
         if "data" in content:
             return self._inline(content, live if place else None, place)
-        at = tuple(content.get("at", path))
+        at: Path = tuple(content.get("at", path))
+        self._loaded.append(format_path(path))
         if place is None:
             return self._fresh(content, at)
-        self._fills[pieces.identity(place)] = fills_of(content, at, place)
+        self._add_fills(pieces.identity(place), content, at, place)
         return live
+
+    def _add_fills(self, key: tuple, content: dict, at: Path, place: Place) -> None:
+        everyone = place.replicas is None
+        repeated = bool(self.neighbours if everyone else self.neighbours & {*place.replicas})
+        self._fills[key] = fills_of(content, at, place, repeated)
 
     def _sharded_like(self, content: dict, path: Path) -> Any:
         """New optimizer state for a sharded parameter, spread as that is; None for any other.
@@ -300,12 +369,13 @@ class Plan:
 
     def _fresh(self, content: dict, at: Path) -> Any:
         """A new whole tensor; values that were tied stay tied."""
-        if at not in self._whole:
+        known = (*at, "~", str(content.get("pick"))) if "pick" in content else at
+        if known not in self._whole:
             new = new_like(content)
-            self._whole[at] = new
+            self._whole[known] = new
             place = Place(new, tuple(content["shape"]), (0,) * new.ndim, None)
-            self._fills[(id(new),)] = fills_of(content, at, place)
-        return self._whole[at]
+            self._add_fills((id(new),), content, at, place)
+        return self._whole[known]
 
     def _inline(self, content: dict, live: Any, place: Place | None) -> Any:
         buffer = new_like(content, strided=False)

@@ -206,5 +206,34 @@ class Restored:
     """With `strict=False`: what the targets have and the checkpoint lacks."""
     unexpected: list[str] = field(default_factory=list)
     """With `strict=False`: what the checkpoint has and the targets lack."""
+    reshaped: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    """With `strict=False`: name, stored shape and live shape of what was not loaded for that."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """With `rename`: saved to loaded names of what differs."""
     adopted: bool = False
     """True if the step was staged by a process that was killed, and committed only now."""
+
+
+@dataclass
+class RestorePlan:
+    """What `Checkpointer.restore` would do, from `Checkpointer.plan`; nothing was touched."""
+
+    step: int | None
+    """The step that would be restored; None when nothing is committed."""
+    loaded: list[str] = field(default_factory=list)
+    """Names of the tensors that would be filled or made."""
+    nbytes: int = 0
+    """Their bytes on this rank."""
+    missing: list[str] = field(default_factory=list)
+    """What the targets have and the checkpoint lacks."""
+    unexpected: list[str] = field(default_factory=list)
+    """What the checkpoint has and the targets lack."""
+    reshaped: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    """Name, stored shape and live shape of what does not fit."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """With `rename`: saved to wanted names of what differs."""
+
+    @property
+    def ok(self) -> bool:
+        """True when `restore` with `strict=True` would load everything."""
+        return not (self.missing or self.unexpected or self.reshaped)

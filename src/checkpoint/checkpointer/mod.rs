@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::commit::{self, Job, Place};
 use super::handle::SaveHandle;
-use super::layout::step_dir;
+use super::layout::{PROBE_PREFIX, step_dir};
 use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
 use super::plan::TensorIn;
 use super::read::{self, OpenStep, Problem};
@@ -347,6 +347,22 @@ impl Checkpointer {
         read::verify_step(&self.place.store, step)
     }
 
+    /// Marks that a restore of `step` begins; the mark goes to [`Self::restore_ended`]. `None`
+    /// where nothing may be written.
+    pub fn restore_begins(&self, step: i64) -> Option<String> {
+        block_on(read::attempts::begin(self.place.store.as_ref(), step)).ok().flatten()
+    }
+
+    /// Takes a mark away; after a restore that worked also those that earlier crashes left.
+    pub fn restore_ended(&self, mark: &str, restored: Option<i64>) -> Result<()> {
+        block_on(read::attempts::end(self.place.store.as_ref(), mark, restored))?
+    }
+
+    /// Restores that were killed before they ended: (step, how many).
+    pub fn restore_crashes(&self) -> Result<Vec<(i64, u32)>> {
+        block_on(read::attempts::crashes(self.place.store.as_ref()))?
+    }
+
     /// Every rank's `payload`, in rank order. All ranks call it in the same order with the same
     /// `tag`; whoever is missing at the deadline is named on all ranks.
     pub fn agree(&self, tag: &str, payload: &str, tick: Tick<'_>) -> Result<Vec<String>> {
@@ -464,10 +480,11 @@ fn panicked(step: i64) -> Error {
 
 /// Shows that the root can be written, and that create-if-absent means it.
 async fn probe(store: &dyn Store, single_writer: bool) -> Result<()> {
-    let path = format!(".drivetrain-probe-{:016x}", draw());
-    let body = Bytes::from_static(b"probe");
-    store.put_new(&path, body.clone()).await.map_err(|e| unwritable(store, e))?;
-    let second = store.put_new(&path, body).await;
+    let path = format!("{PROBE_PREFIX}{:016x}", draw());
+    let first = Bytes::from_static(b"probe");
+    store.put_new(&path, first).await.map_err(|e| unwritable(store, e))?;
+    // Other bytes: a store that reads back after a lost answer must not take the first for them.
+    let second = store.put_new(&path, Bytes::from_static(b"second probe")).await;
     store.delete(&path).await?;
     match second {
         Err(Error::AlreadyExists { .. }) => Ok(()),

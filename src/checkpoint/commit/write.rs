@@ -52,7 +52,7 @@ pub async fn write_image(
     }
     let path = join(&folders.path, &image.name);
     let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
-    let mut writer = store.create(&path, options).await?;
+    let mut writer = create(store, &path, options).await?;
     let mut sums = Sums::given(image, job.sums(i));
     let written = write_slices(writer.as_mut(), &bytes, &mut sums).await;
     let writer = unless_failed(store, &path, writer, written).await?;
@@ -68,10 +68,20 @@ pub async fn write_small(
     record: FileRecord,
 ) -> Result<OpenFile> {
     let options = WriteOptions { direct: false, size_bytes: Some(bytes.len() as u64) };
-    let mut writer = store.create(&path, options).await?;
+    let mut writer = create(store, &path, options).await?;
     let written = writer.write(bytes).await;
     let writer = unless_failed(store, &path, writer, written).await?;
     Ok(OpenFile { path, writer, record, chunks: Vec::new() })
+}
+
+/// Starts a file. A failed answer may come from a file that is there; its name is this save's own,
+/// so it is removed.
+async fn create(store: &dyn Store, path: &str, options: WriteOptions) -> Result<Box<dyn Writer>> {
+    let created = store.create(path, options).await;
+    if created.is_err() {
+        let _ = store.delete(path).await;
+    }
+    created
 }
 
 /// Makes the bytes durable. After an error the file is removed.

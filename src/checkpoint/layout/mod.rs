@@ -16,8 +16,8 @@ pub use crc::{crc32c, crc32c_join};
 pub use dtype::{Dtype, elements, shape_bytes};
 pub use manifest::{FileRecord, Manifest};
 pub use names::{
-    MANIFEST, TENSORS, attempt_dir, check_relative, is_attempt_dir, is_attempt_file, join,
-    parse_step_dir, rank_file, step_dir,
+    MANIFEST, PROBE_PREFIX, TENSORS, attempt_dir, check_relative, is_attempt_dir, is_attempt_file,
+    join, parse_step_dir, rank_file, step_dir,
 };
 pub use rank_file::{FileImage, Piece, Placed, RollLimits, plan_files};
 pub use table::{decode_table, encode_table};

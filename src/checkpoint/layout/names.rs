@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 
+/// Name, up to a random number, of the object that shows whether a root can be written.
+pub const PROBE_PREFIX: &str = ".drivetrain-probe-";
 /// The commit record, created last.
 pub const MANIFEST: &str = "manifest.json";
 /// The table of chunks, one per attempt.

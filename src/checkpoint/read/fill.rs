@@ -49,6 +49,19 @@ pub struct Target<'a> {
     pub data: &'a mut [u8],
 }
 
+/// Which reads other processes of this machine are likely to make, too. Those go through the page
+/// cache: the kernel reads a page once, whoever else wants it waits for that read and copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// None: this process is alone here.
+    #[default]
+    Alone,
+    /// Chunks that this process needs only a part of: others need the rest.
+    Partial,
+    /// All: the targets are replicated.
+    All,
+}
+
 /// Memory of a target as the reading threads see it.
 struct Memory {
     start: *mut u8,
@@ -95,7 +108,18 @@ struct Need<'s> {
     sums: Mutex<BTreeMap<u64, (u32, u64)>>,
 }
 
-pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>) -> Result<()> {
+impl Need<'_> {
+    fn is_shared(&self, sharing: Sharing) -> bool {
+        let used: u64 = self.uses.iter().map(|(_, runs)| runs.run_bytes * runs.count).sum();
+        match sharing {
+            Sharing::Alone => false,
+            Sharing::Partial => used < self.chunk.length,
+            Sharing::All => true,
+        }
+    }
+}
+
+pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>, sharing: Sharing) -> Result<()> {
     let needs = needs(step, &targets)?;
     let memory: Vec<_> = targets
         .into_iter()
@@ -113,6 +137,7 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>) -> Result<()> {
         by_file.into_values().enumerate().flat_map(|(i, wanted)| windows(i, wanted)).collect();
     let crew = Crew {
         needs: &needs,
+        shared: &needs.iter().map(|need| need.is_shared(sharing)).collect::<Vec<_>>(),
         memory: &memory,
         files: &files,
         windows: &windows,
@@ -230,6 +255,8 @@ async fn check_header(step: &OpenStep, name: &str, path: &str, file: &dyn ReadAt
 /// What the reading threads share.
 struct Crew<'a> {
     needs: &'a [Need<'a>],
+    /// Of each need: whether it is read through the page cache.
+    shared: &'a [bool],
     memory: &'a [Memory],
     files: &'a [Opened],
     windows: &'a [Window],
@@ -274,12 +301,18 @@ impl Crew<'_> {
                 let Some(window) = self.deliver_cached(window, &mut piece) else { continue };
                 let len = (window.end - window.start) as usize;
                 let buf = self.buffers.try_alloc(len).unwrap_or_else(|| Buffer::heap(len));
-                let read = self.files[window.file].direct.read_at(window.start, buf);
+                let read = self.reader(&window).read_at(window.start, buf);
                 reads.push(async move { (window, read.await) });
             }
             let Some((window, read)) = reads.next().await else { return Ok(()) };
             self.deliver(&window.parts, window.start, &read?);
         }
+    }
+
+    fn reader(&self, window: &Window) -> &dyn ReadAt {
+        let file = &self.files[window.file];
+        let shared = window.parts.iter().any(|part| self.shared[part.id]);
+        if shared { file.cached.as_ref() } else { file.direct.as_ref() }
     }
 
     /// Delivers what the page cache holds of the window's start; returns what must be read.

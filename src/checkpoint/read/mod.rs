@@ -1,5 +1,6 @@
 //! From a committed step back to tensors: what may be restored, opening, filling, verifying.
 
+pub mod attempts;
 mod diff;
 mod fill;
 mod verify;
@@ -17,7 +18,7 @@ use crate::runtime::block_on;
 use crate::storage::Store;
 
 pub use diff::{Change, Values, differences};
-pub use fill::Target;
+pub use fill::{Sharing, Target};
 pub use verify::Problem;
 
 const OLDER: &str = "use an older step";
@@ -74,10 +75,15 @@ pub async fn check_sizes(store: &dyn Store, folder: &str, manifest: &Manifest) -
     let sizes: BTreeMap<_, _> = listed.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
     for file in &manifest.files {
         let path = join(folder, &file.path);
-        let found = match sizes.get(path.as_str()) {
-            Some(&size) if size == file.size_bytes => continue,
-            Some(&size) => (size, format!("{size} bytes")),
-            None => (0, "no such file".into()),
+        if sizes.get(path.as_str()) == Some(&file.size_bytes) {
+            continue;
+        }
+        // Not every object store lists what it holds at once: the file itself has the last word.
+        let found = match store.head(&path).await {
+            Ok(meta) if meta.size_bytes == file.size_bytes => continue,
+            Ok(meta) => (meta.size_bytes, bytes(meta.size_bytes)),
+            Err(Error::NotFound { .. }) => (0, "no such file".into()),
+            Err(e) => return Err(e),
         };
         return Err(Error::corrupt(path, found.0, bytes(file.size_bytes), found.1, OLDER));
     }
@@ -176,7 +182,13 @@ impl OpenStep {
     /// target come from exactly one chunk, or nothing is filled and the error names the tensor and
     /// ranges. After a checksum error targets may be partly overwritten.
     pub fn read_into(&self, targets: Vec<Target<'_>>) -> Result<()> {
-        fill::fill(self, targets)
+        fill::fill(self, targets, Sharing::Alone)
+    }
+
+    /// The same where other processes of this machine read the same chunks meanwhile: what they
+    /// share is read from the disk once.
+    pub fn read_into_shared(&self, targets: Vec<Target<'_>>, sharing: Sharing) -> Result<()> {
+        fill::fill(self, targets, sharing)
     }
 
     /// Reads every byte and reports what is wrong; empty if nothing is.

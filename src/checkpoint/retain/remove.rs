@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::adopt::forget;
 use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
-    MANIFEST, Manifest, is_attempt_dir, is_attempt_file, join, parse_step_dir, step_dir,
+    MANIFEST, Manifest, PROBE_PREFIX, is_attempt_dir, is_attempt_file, join, parse_step_dir,
+    step_dir,
 };
 use crate::checkpoint::meet::FILES_FOLDER;
 use crate::error::{Error, Result};
@@ -69,14 +70,29 @@ async fn remove_own(
     Ok(())
 }
 
+async fn remove_if_old(
+    store: &dyn Store,
+    path: &str,
+    old: impl Fn(&&ObjectMeta) -> bool,
+) -> Result<()> {
+    match store.head(path).await {
+        Ok(meta) if old(&&meta) => store.delete(path).await,
+        Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
 /// Removes old left-overs of killed saves: attempts that no manifest names in steps up to the
-/// newest, and meeting files. A step that others refer to keeps all its attempts: the chunks may be
-/// in one that was replaced.
+/// newest, probes and temporary files of the root, and meeting files. A step that others refer to
+/// keeps all its attempts: the chunks may be in one that was replaced.
 pub async fn sweep(store: &dyn Store, newest: i64, referred: &BTreeSet<i64>) -> Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before_ns = now.saturating_sub(LEFTOVER_AGE_MIN).as_nanos() as i64;
     let old = |file: &&ObjectMeta| file.mtime_ns != 0 && file.mtime_ns < before_ns;
     for name in store.list_names("").await? {
+        if name.starts_with(PROBE_PREFIX) || is_temporary(&name) {
+            remove_if_old(store, &name, old).await?;
+        }
         let Some(step) = parse_step_dir(&name).filter(|&s| s <= newest) else { continue };
         if referred.contains(&step) {
             continue;

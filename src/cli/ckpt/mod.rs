@@ -1,4 +1,4 @@
-//! `drivetrain ckpt`: what is in a checkpoint folder, whether it is whole, what changed, what stays.
+//! `drivetrain ckpt`: what is in a checkpoint folder, is it whole, what changed, and what stays.
 
 mod diff;
 mod prune;

@@ -11,7 +11,7 @@ use futures::{FutureExt, StreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use super::error::{Scrubber, exists, map};
+use super::error::{Scrubber, exists, map, timed_out};
 use super::read::ObjectReader;
 use super::s3::RetryPolicy;
 use super::write::ObjectWriter;
@@ -24,6 +24,8 @@ use crate::storage::{
 const OPERATION_TIMEOUT: Duration = Duration::from_mins(6);
 /// Most objects one listing returns; more is a mistake in the prefix.
 const LIST_OBJECTS_MAX: usize = 50_000_000;
+/// Tries of a deletion that meets silence.
+const DELETE_TRIES_MAX: usize = 3;
 /// Longest key that S3 stores.
 const PATH_BYTES_MAX: usize = 1024;
 
@@ -177,10 +179,16 @@ impl ObjectStoreAdapter {
 
     async fn delete_object(&self, path: &str) -> Result<()> {
         let key = self.key(path)?;
-        match self.shared.run("delete", path, self.shared.parts.store.delete(&key)).await {
-            Err(Error::NotFound { .. }) => Ok(()),
-            other => other,
+        for tries in 1..=DELETE_TRIES_MAX {
+            let delete = self.shared.parts.store.delete(&key);
+            match self.shared.limited("delete", path, delete).await? {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => return Ok(()),
+                // A POST, of which the client does not know that it may be repeated.
+                Err(e) if timed_out(&e) && tries < DELETE_TRIES_MAX => {}
+                Err(e) => return Err(self.shared.mapped("delete", path, &e)),
+            }
         }
+        Ok(())
     }
 }
 

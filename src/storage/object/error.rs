@@ -49,6 +49,12 @@ pub fn outcome_unknown(error: &Theirs) -> bool {
     matches!(error, Theirs::Generic { .. } | Theirs::JoinError { .. })
 }
 
+/// Whether the server was silent for too long, after which the client repeats only what it knows to
+/// be harmless.
+pub fn timed_out(error: &Theirs) -> bool {
+    http_kind(error) == Some(HttpErrorKind::Timeout)
+}
+
 /// `error` of operation `op` on the object `uri`.
 pub fn map(op: &'static str, uri: &str, error: &Theirs, scrubber: &Scrubber) -> Error {
     match error {

@@ -14,7 +14,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drivetrain::storage::{StorageOptions, Store, open_store};
+use drivetrain::storage::{OptionMap, StorageOptions, Store, open_store};
 use futures::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Body as _, Frame, Incoming};
@@ -35,6 +35,8 @@ const ACCESS_KEY: &str = "AKIDSIMULATED";
 const SECRET_KEY: &str = "simulated-secret-value";
 /// Longer than the read timeout of [`Server::open_hasty`], and an end if nobody hangs up.
 const HANG: Duration = Duration::from_secs(20);
+/// How long a hasty client waits for a silent server.
+const HASTY: (&str, &str) = ("read_timeout", "300ms");
 /// Requests that the log remembers.
 const LOG_MAX: usize = 1 << 16;
 
@@ -130,6 +132,13 @@ impl Server {
         self.buckets.lock().get_mut(bucket).unwrap().freeze();
     }
 
+    /// Makes all objects of a bucket older.
+    pub fn age(&self, bucket: &str, by: Duration) {
+        for object in self.buckets.lock().get_mut(bucket).unwrap().objects.values_mut() {
+            object.modified -= by;
+        }
+    }
+
     /// Keys and sizes of a bucket, past the network.
     pub fn objects(&self, bucket: &str) -> Vec<(String, usize)> {
         let buckets = self.buckets.lock();
@@ -153,10 +162,15 @@ impl Server {
 
     /// A store that does not wait long for a server that is silent.
     pub fn open_hasty(&self, uri: &str) -> Arc<dyn Store> {
-        self.open_with(uri, &[("read_timeout", "300ms")])
+        self.open_with(uri, &[HASTY])
     }
 
-    fn open_with(&self, uri: &str, more: &[(&str, &str)]) -> Arc<dyn Store> {
+    /// Options of [`Server::open_hasty`], for another process.
+    pub fn hasty_options(&self) -> OptionMap {
+        self.options(&[HASTY])
+    }
+
+    fn options(&self, more: &[(&str, &str)]) -> OptionMap {
         let endpoint = format!("http://127.0.0.1:{}", self.port);
         let pairs = [
             ("aws_endpoint", endpoint.as_str()),
@@ -167,8 +181,11 @@ impl Server {
             ("proxy_excludes", "127.0.0.1"),
         ];
         let pairs = pairs.iter().chain(more);
-        let pairs = pairs.map(|(key, value)| ((*key).to_string(), (*value).to_string()));
-        open_store(uri, &StorageOptions { options: pairs.collect() }).unwrap()
+        pairs.map(|(key, value)| ((*key).to_string(), (*value).to_string())).collect()
+    }
+
+    fn open_with(&self, uri: &str, more: &[(&str, &str)]) -> Arc<dyn Store> {
+        open_store(uri, &StorageOptions { options: self.options(more) }).unwrap()
     }
 }
 
