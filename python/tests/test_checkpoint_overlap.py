@@ -1,5 +1,6 @@
 """Saves that copy beside the next step, and that nothing saved is ever an alias of what is live."""
 
+import sys
 import threading
 import time
 
@@ -84,7 +85,7 @@ def test_the_step_waits_for_the_copy_and_buffers_are_copied_at_once(tmp_path):
     assert handle.wait() == 1
     step(model, optimizer)
     ckpt.close()
-    assert not torch.optim.optimizer._global_optimizer_pre_hooks
+    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
     extra = {"plain": torch.zeros(9), "array": np.zeros(9, int)}
     r, after = restored(tmp_path, extra=extra)
     assert r.step == 1 and same(before, after)
