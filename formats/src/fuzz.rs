@@ -3,6 +3,8 @@
 
 use crate::mmdet3d;
 use crate::nuscenes::{TABLES, Tables};
+use crate::pickle::{Pickle, View};
+use crate::torch::{self, NAMES, NoTensors, zip};
 use crate::webdataset::{Grouper, Walker};
 
 /// Between the tables of one input to [`nuscenes`].
@@ -27,6 +29,36 @@ pub fn tar(bytes: &[u8]) {
 pub fn pickle(bytes: &[u8]) {
     // Whatever it is, reading must end; most inputs are errors.
     let _ = mmdet3d::parse(bytes);
+}
+
+/// Reads a file of `torch.save`: an archive, a legacy file, or a bare pickle.
+pub fn torch(bytes: &[u8]) {
+    let _ = torch::legacy(bytes);
+    value(bytes);
+    let tail = bytes.len().saturating_sub(zip::TAIL_BYTES_MAX as usize);
+    let Ok(found) = zip::directory(&bytes[tail..], bytes.len() as u64) else { return };
+    let range = found.offset as usize..(found.offset + found.bytes) as usize;
+    let Ok(records) = zip::records(bytes.get(range).unwrap_or_default(), found) else { return };
+    for record in records {
+        let local = bytes.get(record.header as usize..).unwrap_or_default();
+        let Ok(start) = zip::data_start(local, &record) else { continue };
+        let end = start.saturating_add(record.bytes) as usize;
+        value(bytes.get(start as usize..end).unwrap_or_default());
+    }
+}
+
+fn value(bytes: &[u8]) {
+    let Ok((pickle, _)) = Pickle::parse_symbolic(bytes, NAMES) else { return };
+    let _ = torch::typed_json(pickle.root(), &[], &mut NoTensors);
+    if let View::Object(object) = pickle.root().view() {
+        let _ = torch::tensor_of(&object).map(|t| t.map(|t| t.is_contiguous()));
+    }
+    pickle.persistent().for_each(|id| drop(torch::storage_element(id)));
+}
+
+/// Reads the metadata of a distributed checkpoint.
+pub fn dcp(bytes: &[u8]) {
+    let _ = torch::dcp_metadata(bytes);
 }
 
 /// Reads tables, `--- name` before each, links them and asks for everything.
@@ -78,8 +110,13 @@ mod tests {
     #[test]
     fn the_corpora_replay_without_a_panic() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
-        let targets: [Target; 3] =
-            [("tar", super::tar), ("pickle", super::pickle), ("nuscenes", super::nuscenes)];
+        let targets: [Target; 5] = [
+            ("tar", super::tar),
+            ("pickle", super::pickle),
+            ("nuscenes", super::nuscenes),
+            ("torch", super::torch),
+            ("dcp", super::dcp),
+        ];
         for (name, target) in targets {
             let files = std::fs::read_dir(corpus.join(name)).unwrap();
             let mut count = 0;

@@ -218,6 +218,21 @@ impl Checkpointer {
         said.map_err(|e| interrupt.unwrap_or_else(|| raise(&e)))
     }
 
+    /// Leaves a note for the other ranks, which must have met before.
+    fn put_note(&self, py: Python<'_>, name: &str, text: &str) -> PyResult<()> {
+        py.detach(|| self.inner.put_note(name, text)).map_err(|e| raise(&e))
+    }
+
+    /// A note that some rank has left; does not wait for one.
+    fn note(&self, py: Python<'_>, name: &str) -> PyResult<Option<String>> {
+        py.detach(|| self.inner.note(name)).map_err(|e| raise(&e))
+    }
+
+    /// Deletes a note.
+    fn remove_note(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| self.inner.remove_note(name)).map_err(|e| raise(&e))
+    }
+
     /// Reads and writes so far, by the engine that did them.
     fn io_counters(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
         Ok(crate::loader::io_dict(py, &self.inner.counters())?.unbind())

@@ -124,7 +124,11 @@ def test_a_flipped_bit_is_found(tmp_path):
 
 
 def test_a_checkpointers_folder_loads_through_dcp(tmp_path):
+    import numpy as np
+
+    odd = np.zeros(2, dtype=[("x", "<f4"), ("y", "<i2")])
     state = {"model": torch.nn.Linear(3, 2), "extra": {"lr": 0.5, "ids": [1, 2], "t": (1,)}}
+    state["arrays"] = {"plain": np.arange(3), "odd": odd}
     with dt.Checkpointer(tmp_path) as ckpt:
         ckpt.save(4, state, blocking=True)
     target = {"model": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "extra": {"lr": 0.0}}
@@ -134,6 +138,7 @@ def test_a_checkpointers_folder_loads_through_dcp(tmp_path):
     assert target["extra"]["lr"] == 0.5
     everything = load_all(tmp_path / "step-00000004")
     assert everything["extra"] == {"lr": 0.5, "ids": [1, 2], "t": (1,)}
+    assert everything["arrays"]["plain"].tolist() == [0, 1, 2]
 
 
 PLAIN = [
@@ -339,10 +344,31 @@ def test_cached_plans_do_not_write_over_older_saves(tmp_path):
         assert same(found, {"w": torch.full((3,), float(step)), "n": step})
         names = {p.name for p in (tmp_path / f"{step}").iterdir()}
         assert len(names) == 2, names
+    assert len({p.name for p in tmp_path.glob("*/a-*")}) == 4
     for cache in ("_cached_save_plan", "_cached_all_plans", "_cached_global_plan"):
         getattr(DefaultSavePlanner, cache).clear()
     for cache in ("_cached_metadata", "_cached_final_save_plan"):
         getattr(DefaultSavePlanner, cache).clear()
+
+
+def test_leftovers_of_killed_saves_are_removed(tmp_path):
+    import os
+    import time
+
+    def attempt(name, file, age_s):
+        (tmp_path / "c" / name).mkdir(parents=True)
+        path = tmp_path / "c" / name / file
+        path.write_bytes(b"left over")
+        os.utime(path, (time.time() - age_s,) * 2)
+        return path
+
+    old = attempt("a-0123456789abcdef", "rank-00000.safetensors", 7200)
+    young = attempt("a-fedcba9876543210", "rank-00000.safetensors", 60)
+    foreign = attempt("a-00000000000000aa", "notes.txt", 7200)
+    other = attempt("notes", "rank-00000.safetensors", 7200)
+    save({"a": torch.ones(2)}, tmp_path / "c")
+    assert not old.parent.exists()
+    assert young.exists() and foreign.exists() and other.exists()
 
 
 def test_async_save_in_a_thread_keeps_the_state_of_the_call(tmp_path):
@@ -436,6 +462,31 @@ def test_get_and_set_state_dict(tmp_path):
     assert same(dict(other.state_dict()), dict(model.state_dict()))
     assert same(other_optimizer.state_dict()["state"], optimizer.state_dict()["state"])
     assert other_optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_stateful_objects_and_keys_by_name(tmp_path):
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+    class Counter:
+        def __init__(self, value):
+            self.value, self.calls = value, 0
+
+        def state_dict(self):
+            return {"value": self.value, "t": torch.full((2,), float(self.value))}
+
+        def load_state_dict(self, state):
+            self.value, self.calls = state["value"], self.calls + 1
+
+    save({"a": Counter(3), "b": {"x": {"y": torch.ones(2), "n": 1}}}, tmp_path / "c")
+    target = {"a": Counter(0), "b": {"x": {"y": torch.zeros(2), "n": 0}}}
+    counter = target["a"]
+    load(target, tmp_path / "c")
+    assert target["a"] is counter and (counter.value, counter.calls) == (3, 1)
+    assert same(target["b"], {"x": {"y": torch.ones(2), "n": 1}})
+    found = _load_state_dict_from_keys("b.x", storage_reader=StorageReader(tmp_path / "c"))
+    assert same(found, {"b": {"x": {"y": torch.ones(2), "n": 1}}})
+    save({}, tmp_path / "empty")
+    assert load({}, tmp_path / "empty") == {}
 
 
 def test_objects_on_stores_and_uncoordinated_saves(tmp_path):

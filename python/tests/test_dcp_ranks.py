@@ -50,6 +50,9 @@ def two(tmp_path_factory):
         "caching",
         "subgroups",
         "uncoordinated",
+        "sharded_tensors",
+        "orders",
+        "load_errors",
         "async_modes",
     ]
     return folder, launch(names, 2, folder)
@@ -58,7 +61,7 @@ def two(tmp_path_factory):
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
-    return folder, launch(["reshard", "fsdp"], 4, folder)
+    return folder, launch(["reshard", "fsdp", "two_dims"], 4, folder)
 
 
 def data_bytes(folder):
@@ -106,8 +109,11 @@ def test_a_failure_on_one_rank_is_everyones_and_commits_nothing(two):
 def test_cached_plans_save_what_is_there_now(two):
     for answer in two[1]["caching"]:
         assert answer["right"] == [True] * 4
+    attempts = set()
     for step in range(4):
         assert {p.suffix for p in (two[0] / f"cache-{step}").iterdir()} == {"", ".json"}
+        attempts |= {p.name for p in (two[0] / f"cache-{step}").glob("a-*")}
+    assert len(attempts) == 4, "each save has a folder of its own name"
 
 
 def test_groups_save_by_themselves(two):
@@ -121,3 +127,35 @@ def test_ranks_save_without_coordination(two):
 def test_async_saves_in_threads_and_processes(two):
     for answer in two[1]["async_modes"]:
         assert answer == {"thread": [True] * 3, "process": [True] * 3}
+
+
+def test_older_sharded_tensors_load_under_any_spec(two):
+    assert all(answer["wrong"] == [] for answer in two[1]["sharded_tensors"])
+
+
+def test_orders_of_keys_and_coordinators_do_not_matter(two):
+    assert all(answer == {"same": True, "led": True} for answer in two[1]["orders"])
+
+
+def test_damage_that_one_rank_finds_is_everyones(two):
+    for answer in two[1]["load_errors"]:
+        assert answer["ranks"] == [1] and "crc32c" in answer["text"]
+
+
+def test_strided_shards_come_back(four):
+    assert all(answer == {"sharded": True, "plain": True} for answer in four[1]["two_dims"])
+
+
+@pytest.mark.parametrize("world", ["two", "four"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_one_process_loads_what_many_saved(request, world):
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from drivetrain.torch import StorageReader
+
+    folder, answers = request.getfixturevalue(world)
+    for i in range(answers["reshard"][0]["cases"]):
+        target = {f"t{i}": torch.zeros(7, 6), "n": {"step": 0, "tags": ()}}
+        dcp.load(target, storage_reader=StorageReader(folder / "mesh"))
+        assert torch.equal(target[f"t{i}"], torch.arange(42.0).reshape(7, 6) + i)
+        assert target["n"] == {"step": 5, "tags": ("a", 1)}

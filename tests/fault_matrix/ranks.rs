@@ -13,7 +13,7 @@ use crate::commit::{Owned, local, on_all, save_with};
 
 const CHILD_ENV: &str = "DRIVETRAIN_TEST_MATRIX_RANK";
 /// How long a rank waits for another: long enough for a start on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(6);
+const PATIENCE: Duration = Duration::from_secs(8);
 /// Cases wait most of their time.
 const THREADS: usize = 8;
 

@@ -69,3 +69,13 @@ pub fn storage_dtype(class: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+/// The torch dtype that a checkpoint stores under a name.
+pub fn torch_of(name: &str) -> Option<&'static str> {
+    match name {
+        // Stored under their own names by other writers of this layout.
+        "F8_E4M3FNUZ" => Some("float8_e4m3fnuz"),
+        "F8_E5M2FNUZ" => Some("float8_e5m2fnuz"),
+        _ => TABLE.iter().find(|row| row.name == name && !row.as_bytes).map(|row| row.torch),
+    }
+}

@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from drivetrain import _native
@@ -15,6 +15,7 @@ from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
 from drivetrain._checkpoint.overlap import Overlap
+from drivetrain._checkpoint.preempt import Preemption
 from drivetrain._checkpoint.renaming import Rename
 from drivetrain._checkpoint.restore import Restore
 from drivetrain._checkpoint.rng import rng_state
@@ -131,6 +132,7 @@ class Checkpointer:
         self._failed_saves = 0
         self._skipped_saves = 0
         self._warned_private = False
+        self._preemption: Preemption | None = None
         self._closed = True  # until there is something to close
         store, self._store_origin = meeting.own_store(self._rank, self._world_size)
         self._native = _native.Checkpointer(
@@ -434,12 +436,46 @@ class Checkpointer:
         else:
             self._native.prepare(nbytes)
 
+    def preemption(
+        self, signals: Sequence[str | int] = ("SIGTERM",), grace: str | float = "25s"
+    ) -> Preemption:
+        """Listens for the signals that say this process will be taken away soon.
+
+        All ranks call it, at the same place. After a signal to any of them, `should_stop` turns
+        true on all ranks at the same step; saves on their way are flushed meanwhile, and the loop
+        decides whether to save once more. A handler that was installed before is still called. If
+        there was none and `should_stop` has not said so within `grace`, saves are flushed and the
+        process ends with the exit code of that signal, 128 and its number.
+
+        Args:
+            signals: names or numbers.
+            grace: how long after the signal the loop may take to look, seconds or text.
+
+        Returns the installed handlers; `close` takes them down.
+        """
+        self._check_usable()
+        if self._preemption is not None:
+            raise _native.InvalidArgument("preemption: expected one call, found a second")
+        self._preemption = Preemption(self, signals, grace)
+        return self._preemption
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the ranks have agreed to stop after this step; see `preemption`.
+
+        Every rank reads it exactly once per step: the readings are what the ranks agree on. Always
+        false without `preemption`.
+        """
+        return self._preemption is not None and self._preemption.should_stop()
+
     def close(self) -> None:
         """Waits for saves on their way and reports failed ones. A second call does nothing."""
         if self._closed:
             return
         self._check_usable()
         limit = time.monotonic() + self._timeout_s
+        if self._preemption is not None:
+            self._preemption.uninstall()
         try:
             for handle in list(self._pending):
                 while not handle.done() and (left := limit - time.monotonic()) > 0:

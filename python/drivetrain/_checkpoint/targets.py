@@ -62,7 +62,7 @@ class Plan:
     _live: tuple[int, Any] = (0, None)
     _loose: bool = False
     _holes: list[str] = field(default_factory=list)
-    _loaded: list[str] = field(default_factory=list)
+    _loaded: list[Path] = field(default_factory=list)
     _parameters: dict[typed_json.Key, Any] = field(default_factory=dict)
 
     def add_all(self, targets: dict[str, Any], rng: bool, rename: Rename | None = None) -> None:
@@ -140,7 +140,7 @@ class Plan:
         fills = [fill for group in self._fills.values() for fill in group]
         return RestorePlan(
             self.opened.step,
-            sorted(self._loaded),
+            sorted(map(format_path, self._loaded)),
             sum(pieces.address(fill.buffer)[1] for fill in fills),
             self.missing,
             self.unexpected,
@@ -342,7 +342,7 @@ class Plan:
         if "data" in content:
             return self._inline(content, live if place else None, place)
         at: Path = tuple(content.get("at", path))
-        self._loaded.append(format_path(path))
+        self._loaded.append(path)
         if place is None:
             return self._fresh(content, at)
         self._add_fills(pieces.identity(place), content, at, place)

@@ -371,6 +371,26 @@ impl Checkpointer {
         super::agree::agree(&self.place.room, op, tag, payload, tick)
     }
 
+    /// Leaves a note for the other ranks, replacing an older one of that name. The ranks must have
+    /// met before: in a save, or by [`Checkpointer::agree`].
+    pub fn put_note(&self, name: &str, text: &str) -> Result<()> {
+        self.check_process()?;
+        self.place.room.put(NOTES, name, text.as_bytes())
+    }
+
+    /// A note, if some rank has left it; does not wait for one.
+    pub fn note(&self, name: &str) -> Result<Option<String>> {
+        self.check_process()?;
+        let found = self.place.room.wait(NOTES, name, Instant::now(), &mut no_tick)?;
+        Ok(found.map(|text| String::from_utf8_lossy(&text).into_owned()))
+    }
+
+    /// Deletes a note.
+    pub fn remove_note(&self, name: &str) -> Result<()> {
+        self.check_process()?;
+        self.place.room.remove(NOTES, name)
+    }
+
     /// Waits at most the timeout for running saves, then stops the writer.
     pub fn close(&self) -> Result<()> {
         if std::process::id() != self.pid {
@@ -397,6 +417,8 @@ impl Checkpointer {
     }
 }
 
+/// Meeting of the notes that ranks leave each other.
+const NOTES: &str = "notes";
 /// Longest wait for retention before steps are listed.
 const PRUNE_WAIT: Duration = Duration::from_mins(1);
 /// Pause between looks while closing.

@@ -12,14 +12,17 @@ use super::stream::{Feed, Windows, write_stream};
 use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
     Chunk, FileImage, FileRecord, MANIFEST, Manifest, Piece, RAW_CODEC, RollLimits, TENSORS,
-    attempt_dir, check_relative, crc32c, encode_table, is_attempt_dir, join, parse_step_dir,
-    plan_files,
+    attempt_dir, check_relative, crc32c, encode_table, is_attempt_dir, is_attempt_file, join,
+    parse_step_dir, plan_files,
 };
 use crate::checkpoint::meet::draw;
 use crate::checkpoint::retain::{now_ns, root_id};
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
-use crate::storage::{StorageOptions, Store, WriteOptions, open_store};
+use crate::storage::{ObjectMeta, StorageOptions, Store, WriteOptions, open_store};
+
+/// Age from which an attempt that nobody committed is a leftover: another job may still write it.
+const LEFTOVER_AGE_NS: i64 = 30 * 60 * 1_000_000_000;
 
 /// What a rank wrote.
 #[derive(Debug, Clone, Default)]
@@ -266,6 +269,36 @@ impl Folder {
         store.sync_dir("").await.map_err(|e| unknown(store.uri(), &e))?;
         if let Some((_, Some(old))) = existing {
             self.remove_replaced(&old).await;
+        }
+        if let Err(error) = self.sweep().await {
+            tracing::debug!(%error, "leftovers of older saves could not be removed");
+        }
+        Ok(())
+    }
+
+    /// Removes what killed or failed saves left: attempts that nobody has written to for a while.
+    /// Called when this attempt is the committed one.
+    async fn sweep(&self) -> Result<()> {
+        let store = self.store.as_ref();
+        for name in store.list_names("").await? {
+            let Some(attempt) = name.strip_suffix('/').filter(|name| is_attempt_dir(name)) else {
+                continue;
+            };
+            let files = store.list(attempt).await?;
+            let is_old = |f: &ObjectMeta| {
+                f.mtime_ns > 0 && now_ns().saturating_sub(f.mtime_ns) > LEFTOVER_AGE_NS
+            };
+            let is_ours = |f: &ObjectMeta| {
+                let file = f.path.strip_prefix(attempt).and_then(|rest| rest.strip_prefix('/'));
+                file.is_some_and(is_attempt_file)
+            };
+            if attempt == self.attempt || !files.iter().all(|f| is_old(f) && is_ours(f)) {
+                continue;
+            }
+            for file in files {
+                store.delete(&file.path).await?;
+            }
+            store.remove_dir(attempt).await?;
         }
         Ok(())
     }

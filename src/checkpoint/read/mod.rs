@@ -173,6 +173,12 @@ impl OpenStep {
         self.tensors.iter().map(|(path, chunks)| (path.as_str(), chunks.as_slice()))
     }
 
+    /// The chunks of one tensor.
+    pub fn tensor(&self, path: &str) -> Option<(&str, &[Chunk])> {
+        let found = self.tensors.get_key_value(path);
+        found.map(|(path, chunks)| (path.as_str(), chunks.as_slice()))
+    }
+
     /// JSON of a rank's own state; `None` for a rank that did not exist.
     pub fn per_rank_json(&self, rank: u32) -> Option<&str> {
         self.manifest.per_rank_json.get(rank as usize).map(String::as_str)

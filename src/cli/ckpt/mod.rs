@@ -1,5 +1,6 @@
 //! `drivetrain ckpt`: what is in a checkpoint folder, is it whole, what changed, and what stays.
 
+mod convert;
 mod diff;
 mod prune;
 mod tree;
@@ -34,6 +35,8 @@ enum Verb {
     Inspect(Inspect),
     /// Read every byte and compare checksums
     Verify(Verify),
+    /// Convert from and to safetensors, torch.save files and torch.distributed.checkpoint
+    Convert(convert::Args),
     /// Say what changed between two steps: tensors, values, state
     Diff(diff::Diff),
     /// Remove all steps but those that a rule keeps
@@ -81,6 +84,7 @@ pub fn run(args: Args, out: &Output) -> Result<u8> {
         Verb::Ls(place) => ls(&place, out),
         Verb::Inspect(args) => inspect(&args, out),
         Verb::Verify(args) => verify(&args, out),
+        Verb::Convert(args) => convert::run(&args, out),
         Verb::Diff(args) => diff::run(&args, out),
         Verb::Prune(args) => prune::prune(&args, out),
         Verb::Adopt(args) => prune::adopt(&args, out),

@@ -196,7 +196,10 @@ class Stored:
 
         def leaf(tag: str, content: Any, path: Path) -> Any:
             if tag == "tensor":
-                dtype = dtypes.torch_dtype(content["dtype"], content.get("own"))
+                try:
+                    dtype = dtypes.torch_dtype(content["dtype"], content.get("own"))
+                except (KeyError, TypeError):  # a numpy dtype that torch does not have
+                    return Leaf({"~tensor": content})
                 stand_in = torch.empty(content["shape"], dtype=dtype, device="meta")
                 placed[id(stand_in)] = (tuple(content.get("at", path)), content)
                 return stand_in

@@ -28,8 +28,20 @@ from drivetrain.torch.dcp import _metadata
 DCP_VERSION = "1.0.0"
 #: Name of the attempt for ranks whose plan comes from DCP's plan cache and names an older one.
 NOTE = ".drivetrain-attempt"
-#: Attempts that this process has written under; a plan that names one is a cached plan.
-_used_attempts: set[str] = set()
+#: Attempts that this process has written under, the one that was named last at the end; a plan
+#: that names one is a cached plan, and names it again at every save.
+_used_attempts: dict[str, None] = {}
+#: Attempts that are remembered: far more than there are cached plans in use.
+USED_ATTEMPTS_MAX = 4096
+
+
+def _was_used(attempt: str) -> bool:
+    """Whether this process has seen the attempt before; notes it."""
+    seen = _used_attempts.pop(attempt, "new") is None
+    _used_attempts[attempt] = None
+    while len(_used_attempts) > USED_ATTEMPTS_MAX:
+        del _used_attempts[next(iter(_used_attempts))]
+    return seen
 
 
 @dataclasses.dataclass
@@ -110,9 +122,9 @@ class StorageWriter(TorchStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's items; tensors are resolved one after the other."""
         attempt, rank = plan.storage_data
-        if attempt in _used_attempts:
+        if _was_used(attempt):
             attempt = self._folder(attempt).note(NOTE)
-        _used_attempts.add(attempt)
+            _was_used(attempt)
         work = _RankWork(planner, attempt)
         for item in plan.items:
             work.add(item)

@@ -27,6 +27,8 @@ use crate::storage::{ReadAt, StorageOptions, Store, open_store};
 
 use feed::{SourceFeed, Span};
 
+pub use state::object_key;
+
 /// What a checkpoint to be read is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceKind {
@@ -165,7 +167,7 @@ pub enum Progress {
 }
 
 /// Splits the URI of a file into a store over its folder and its name.
-fn file_in_store(uri: &str, options: &StorageOptions) -> Result<(Arc<dyn Store>, String)> {
+pub fn file_in_store(uri: &str, options: &StorageOptions) -> Result<(Arc<dyn Store>, String)> {
     let (folder, name) = match uri.rsplit_once('/') {
         Some((folder, name)) if !folder.is_empty() => (folder.to_string(), name),
         Some((_, name)) => ("/".to_string(), name),
