@@ -105,6 +105,15 @@ pub enum Error {
         /// What it said or did.
         what: String,
     },
+    /// A save was left out on all ranks, because both staging slots of one were being written and
+    /// the policy says not to wait.
+    #[error("the save of step {step} was skipped: rank {rank} was still writing earlier ones")]
+    Skipped {
+        /// The rank that was busy.
+        rank: u32,
+        /// The step that was not saved.
+        step: i64,
+    },
     /// This build, kernel, store or format cannot do it.
     #[error("{what} is not supported: {advice}")]
     Unsupported {

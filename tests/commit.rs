@@ -16,7 +16,7 @@ use drivetrain::storage::local::{LocalOptions, LocalStore};
 
 /// As a caller saves who waits anyway: no second staging slot is made for it.
 pub const BLOCKING: SaveOptions =
-    SaveOptions { overwrite: false, blocking: true, metrics: BTreeMap::new() };
+    SaveOptions { overwrite: false, blocking: true, skip_after: None, metrics: BTreeMap::new() };
 const WAIT: Duration = Duration::from_mins(1);
 
 /// A tensor with its own bytes.

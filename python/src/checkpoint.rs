@@ -88,8 +88,11 @@ impl Checkpointer {
 
     /// Stages the tensors and commits in the background, or waits if `blocking`. `check` is called
     /// between the two; what it raises fails the save on all ranks.
+    ///
+    /// `skip_after_s`: while both staging slots are being written, wait so long and then leave the
+    /// save out on all ranks; None waits as long as the timeout.
     #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite,
-        check=None, metrics=None))]
+        check=None, skip_after_s=None, metrics=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn save(
         &self,
@@ -101,12 +104,14 @@ impl Checkpointer {
         blocking: bool,
         overwrite: bool,
         check: Option<Py<PyAny>>,
+        skip_after_s: Option<f64>,
         metrics: Option<BTreeMap<String, f64>>,
     ) -> PyResult<SaveHandle> {
+        let skip_after = skip_after_s.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
         let rows: Vec<_> = tensors.into_iter().map(input).collect();
         let finite = |(name, value): (String, f64)| (name, value.is_finite().then_some(value));
         let metrics = metrics.into_iter().flatten().map(finite).collect();
-        let options = SaveOptions { overwrite, blocking, metrics };
+        let options = SaveOptions { overwrite, blocking, skip_after, metrics };
         let mut raised = None;
         let mut check = || {
             let Some(check) = &check else { return Ok(()) };
@@ -130,6 +135,29 @@ impl Checkpointer {
     /// Takes part in a save that this rank cannot make, so that all ranks raise `why` at once.
     fn refuse(&self, py: Python<'_>, step: i64, why: &str) -> PyResult<()> {
         py.detach(|| self.inner.refuse(step, why)).map_err(|e| raise(&e))
+    }
+
+    /// Snapshots that a killed process of this run and rank left in shared memory, each checked
+    /// byte by byte: (step, number of its save call, session or 0, None or why it is not usable).
+    fn left(&self, py: Python<'_>) -> Vec<(i64, u64, u64, Option<String>)> {
+        let left = py.detach(|| self.inner.left());
+        left.into_iter().map(|l| (l.step, l.op, l.session, l.problem)).collect()
+    }
+
+    /// Commits one of `left` in the background; all ranks call it for the same one.
+    fn adopt(&self, py: Python<'_>, step: i64, op: u64) -> PyResult<SaveHandle> {
+        let inner = py.detach(|| self.inner.adopt(step, op)).map_err(|e| raise(&e))?;
+        Ok(SaveHandle { inner })
+    }
+
+    /// Removes what was not adopted, of this rank.
+    fn drop_left(&self, py: Python<'_>) {
+        py.detach(|| self.inner.drop_left());
+    }
+
+    /// Removes every slot of this run that no process holds.
+    fn sweep_left(&self, py: Python<'_>) {
+        py.detach(|| self.inner.sweep_left());
     }
 
     /// Committed steps, ascending.
@@ -215,6 +243,12 @@ impl Checkpointer {
         py.detach(|| self.inner.prepare(nbytes));
     }
 
+    /// The same in the background, for states like the newest committed one; false if there is
+    /// none.
+    fn prepare_like_newest(&self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(|| self.inner.prepare_like_newest()).map_err(|e| raise(&e))
+    }
+
     /// Why states are staged in private memory, which a kill loses; None while they are not.
     #[getter]
     fn private_reason(&self) -> Option<String> {
@@ -264,6 +298,13 @@ impl SaveHandle {
     #[getter]
     fn staged_seconds(&self) -> f64 {
         self.inner.staged.as_secs_f64()
+    }
+
+    /// Waits until another process could adopt the staged bytes if this one were killed, or the
+    /// save is over; false at the end of the time.
+    fn wait_joined(&self, py: Python<'_>, timeout_s: f64) -> bool {
+        let timeout = Duration::try_from_secs_f64(timeout_s.max(0.0)).unwrap_or(SIGNAL_POLL);
+        py.detach(|| self.inner.wait_joined(Instant::now() + timeout))
     }
 
     /// Waits for the commit; returns the step or raises.

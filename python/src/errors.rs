@@ -39,6 +39,9 @@ class DeadlineExceeded(DrivetrainError, TimeoutError):
 class PeerFailed(DrivetrainError, RuntimeError):
     """Another rank failed or disagreed; every rank raises the same message."""
 
+class SaveSkipped(DrivetrainError, RuntimeError):
+    """A save was left out on all ranks, as on_busy="skip" asks for."""
+
 class Unsupported(DrivetrainError, NotImplementedError):
     """This build, kernel, store or format cannot do it."""
 
@@ -82,6 +85,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::NoSpace { .. } => "NoSpace",
         Error::Timeout { .. } => "DeadlineExceeded",
         Error::Peer { .. } => "PeerFailed",
+        Error::Skipped { .. } => "SaveSkipped",
         Error::Unsupported { .. } => "Unsupported",
         Error::MemoryHeld { .. } => "MemoryHeld",
         Error::CheckpointDamaged { .. } => "CheckpointDamaged",

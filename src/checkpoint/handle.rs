@@ -1,6 +1,7 @@
 //! What a caller holds while a save runs in the background.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -13,6 +14,8 @@ pub type Outcome = Result<(), Arc<Error>>;
 #[derive(Debug, Default)]
 struct State {
     outcome: Mutex<Option<Outcome>>,
+    /// The ranks have met, so that the staged bytes can be adopted.
+    joined: AtomicBool,
     changed: Condvar,
 }
 
@@ -30,6 +33,24 @@ impl SaveHandle {
     /// A save that has just been staged.
     pub fn new(step: i64, staged: Duration) -> Self {
         Self { state: Arc::default(), step, staged }
+    }
+
+    /// Says that the staged bytes can be adopted by another process from now on.
+    pub fn set_joined(&self) {
+        let _changing = self.state.outcome.lock();
+        self.state.joined.store(true, Ordering::Release);
+        self.state.changed.notify_all();
+    }
+
+    /// Waits until the staged bytes can be adopted or the save is over; false at the deadline.
+    pub fn wait_joined(&self, deadline: Instant) -> bool {
+        let mut outcome = self.state.outcome.lock();
+        while outcome.is_none() && !self.state.joined.load(Ordering::Acquire) {
+            if self.state.changed.wait_until(&mut outcome, deadline).timed_out() {
+                return false;
+            }
+        }
+        true
     }
 
     /// Tells everybody who waits. Only the first call counts.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `layout/` | the bytes on disk: names, rank files, table of chunks, manifest |
 //! | `plan` | which rank writes what |
-//! | `snapshot/` | copies the state into a re-used slot |
+//! | `snapshot/` | copies the state into a re-used slot, and finds those of killed processes |
 //! | `meet/`, `agree` | how ranks meet, with deadlines |
 //! | `commit/` | data files → table → manifest, and taking back what failed |
 //! | `read/` | candidates, opening, filling tensors, verifying |
@@ -39,3 +39,4 @@ pub use read::{
     open_folder, open_step, problem_of, verify_step,
 };
 pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};
+pub use snapshot::Left;

@@ -23,4 +23,4 @@ pub use permits::{Permit, Permits};
 pub use pin::PinHook;
 pub use pool::class_bytes;
 pub use slot::{SHM_DIR_ENV, Slot, SlotFile, shm_dir, shm_slots, slot_prefix, slots_prefix};
-pub use stream_copy::copy_past_cache;
+pub use stream_copy::{copy_past_cache, copy_seen};

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 
 use super::PAGE_BYTES;
 use super::mapping::Mapping;
@@ -108,7 +108,7 @@ impl Slot {
     pub fn open(folder: &Path, name: &str) -> Result<Self> {
         let path = slot_path(folder, name)?;
         let io = |e| Error::io("open slot", path.display().to_string(), e);
-        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io)?;
+        let file = open_safely(&path, true).map_err(io)?;
         lock(&file, &path)?;
         let len = file.metadata().map_err(io)?.len() as usize;
         if len == 0 {
@@ -254,8 +254,8 @@ pub fn shm_slots(folder: &Path, prefix: &str) -> Result<Vec<SlotFile>> {
         if !name.starts_with(&own) || !name.starts_with(prefix) {
             continue;
         }
-        // Removed since it was listed: not a slot any more.
-        let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
+        // Removed since it was listed, or nothing that this program made: not a slot.
+        let Ok(file) = open_safely(&entry.path(), false) else { continue };
         let bytes = file.metadata().map_err(io)?.len();
         let stale = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
         found.push(SlotFile { name, bytes, stale });
@@ -268,7 +268,7 @@ impl SlotFile {
     /// Deletes the file if its owner is gone; says whether it did.
     pub fn remove_if_stale(&self, folder: &Path) -> Result<bool> {
         let path = slot_path(folder, &self.name)?;
-        let Ok(file) = OpenOptions::new().read(true).open(&path) else { return Ok(false) };
+        let Ok(file) = open_safely(&path, false) else { return Ok(false) };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(false);
         }
@@ -276,6 +276,21 @@ impl SlotFile {
             .map(|()| true)
             .map_err(|e| Error::io("remove slot", path.display().to_string(), e))
     }
+}
+
+/// Opens a file only if this program can have made it: shared folders are open to all users, who
+/// may put links, pipes and files of their own under the names of our slots.
+fn open_safely(path: &Path, write: bool) -> io::Result<File> {
+    // Non-blocking, since opening a pipe would wait for its other end.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(write).custom_flags(flags.bits() as i32).open(path)?;
+    let meta = file.metadata()?;
+    let own = meta.uid() == rustix::process::geteuid().as_raw();
+    if !meta.is_file() || !own || meta.mode() & 0o077 != 0 || meta.nlink() > 1 {
+        return Err(io::Error::other("not a plain file of this user alone"));
+    }
+    Ok(file)
 }
 
 fn slot_path(folder: &Path, name: &str) -> Result<PathBuf> {
@@ -397,6 +412,36 @@ mod tests {
         assert_eq!(Slot::open(folder.path(), &name).unwrap()[9_999], 7);
         assert!(listed[0].remove_if_stale(folder.path()).unwrap());
         assert!(shm_slots(folder.path(), "").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_others_put_under_a_slots_name_is_left_alone() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let at = |what: &str| folder.path().join(name(what));
+        std::fs::write(folder.path().join("victim"), b"precious").unwrap();
+        symlink(folder.path().join("victim"), at("link")).unwrap();
+        std::fs::hard_link(folder.path().join("victim"), at("hard")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            at("pipe"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        std::fs::write(at("open"), [0; 4096]).unwrap();
+        std::fs::set_permissions(at("open"), std::fs::Permissions::from_mode(0o644)).unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        assert_eq!(shm_slots(folder.path(), "").unwrap(), []);
+        for what in ["link", "hard", "pipe", "open", "folder"] {
+            assert!(Slot::open(folder.path(), &name(what)).is_err(), "{what}");
+            let file = SlotFile { name: name(what), bytes: 0, stale: true };
+            assert!(!file.remove_if_stale(folder.path()).unwrap(), "{what}");
+            assert!(at(what).symlink_metadata().is_ok(), "{what}");
+            assert!(Slot::create(folder.path(), &name(what), 1).is_err(), "{what}");
+        }
+        assert_eq!(std::fs::read(folder.path().join("victim")).unwrap(), b"precious");
     }
 
     #[test]

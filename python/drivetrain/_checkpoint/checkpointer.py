@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from drivetrain import _native
 from drivetrain._checkpoint import meeting
+from drivetrain._checkpoint.adopt import Adoption, adopt
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
+from drivetrain._checkpoint.overlap import Overlap
 from drivetrain._checkpoint.preempt import Preemption
 from drivetrain._checkpoint.renaming import Rename
 from drivetrain._checkpoint.restore import Restore
@@ -59,11 +61,23 @@ class Checkpointer:
         guard: "version", "checksum" or None: how tensors that change during the copy are noticed.
             Version counters do not see writes through `.data` or numpy views; checksums do and cost
             about two more copies.
+        staging: "staged" copies everything before `save` returns. "overlapped" returns sooner: only
+            what is no parameter or optimizer state of a module and optimizer given to `save` is
+            copied at once, the rest while the next forward and backward pass run; a hook before
+            `Optimizer.step` waits for the copy. Do not change parameters in other ways meanwhile:
+            the guard refuses the save if you do.
         allow_pickle: store values of other types as pickles, and load such values. Pickles run
             code: only for checkpoints you trust.
+        on_busy: what a save does when the bytes of two earlier ones are still being written: "wait"
+            for a free staging slot; "skip" this save on all ranks, which `handle.skipped` tells;
+            "warn" waits, and warns when the trainer was stopped longer than `stall_budget_ms`.
+        stall_budget_ms: how long "skip" waits first (default: not at all), and from when "warn"
+            warns.
         single_writer: accept an object store that cannot create if absent, because no other job
             ever writes here.
-        run_id: name of this run in shared memory; default: the process.
+        run_id: name of this run in shared memory. A process that is killed leaves its last staged
+            snapshot there, and the next processes with the same root and run id adopt it when
+            they restore. Jobs that share a root need one each; object stores need one to adopt.
         shm_dir: folder of the staging slots; default: DRIVETRAIN_SHM_DIR, else /dev/shm.
         storage_options: options of the object store, as strings.
     """
@@ -78,7 +92,10 @@ class Checkpointer:
         on_error: Literal["raise", "warn"] = "raise",
         timeout: str | float = "10min",
         guard: Literal["version", "checksum"] | None = "version",
+        staging: Literal["staged", "overlapped"] = "staged",
         allow_pickle: bool = False,
+        on_busy: Literal["wait", "skip", "warn"] = "wait",
+        stall_budget_ms: float | None = None,
         single_writer: bool = False,
         run_id: str | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
@@ -88,6 +105,20 @@ class Checkpointer:
             raise _native.InvalidArgument(
                 f'on_error: expected "raise" or "warn", found {on_error!r}'
             )
+        if on_busy not in ("wait", "skip", "warn"):
+            raise _native.InvalidArgument(
+                f'on_busy: expected "wait", "skip" or "warn", found {on_busy!r}'
+            )
+        if stall_budget_ms is not None and not stall_budget_ms >= 0:
+            raise _native.InvalidArgument(
+                f"stall_budget_ms: expected milliseconds from 0 up, found {stall_budget_ms!r}"
+            )
+        if staging not in ("staged", "overlapped"):
+            raise _native.InvalidArgument(
+                f'staging: expected "staged" or "overlapped", found {staging!r}'
+            )
+        self._staging = staging
+        self._on_busy, self._stall_budget_ms = on_busy, stall_budget_ms
         self._uri = os.fspath(uri)
         self._on_error = on_error
         self._guard = check_mode(guard)
@@ -97,7 +128,9 @@ class Checkpointer:
         self._pid = os.getpid()
         self._pending: list[SaveHandle] = []
         self._restores = 0
+        self._saves = 0
         self._failed_saves = 0
+        self._skipped_saves = 0
         self._warned_private = False
         self._preemption: Preemption | None = None
         self._closed = True  # until there is something to close
@@ -180,6 +213,8 @@ class Checkpointer:
         self._check_usable()
         _check_step(step)
         measured = checked_metrics(metrics)
+        self._saves += 1
+        self._join_overlap()
         finished = [handle for handle in self._pending if handle.done()]
         try:
             handle = self._start(step, state, blocking, rng, overwrite, measured)
@@ -194,6 +229,11 @@ class Checkpointer:
         # Not before the new save: a rank that has not seen the failure yet makes this save, too.
         self._report(finished)
         return handle
+
+    def _join_overlap(self) -> None:
+        """Ends a copy in the background: saves reach the native side in the order of the calls."""
+        for handle in list(self._pending):
+            handle._join_overlap(None)
 
     def _finish(self, handle: SaveHandle) -> None:
         try:
@@ -218,7 +258,12 @@ class Checkpointer:
             snapshot.add_all(state)
             if rng:
                 snapshot.add_rng(rng_state())
+            overlapped = self._staging == "overlapped" and not blocking
             guard = Guard(snapshot.pieces, self._guard)
+            if overlapped:
+                snapshot.copy_others()
+                guard.check()
+                guard = Guard(snapshot.steady_pieces(), self._guard)
             # `alive` keeps copies of tensors that are not contiguous in CPU memory
             tensors, alive = snapshot.native_tensors()
             texts = snapshot.state_json(), snapshot.per_rank_json()
@@ -227,21 +272,35 @@ class Checkpointer:
             self._native.refuse(step, str(error))
             raise
         collected_s = time.perf_counter() - started
-        native = self._native.save(
-            step,
-            tensors,
-            *texts,
-            blocking=blocking,
-            overwrite=overwrite,
-            check=guard.check,
-            metrics=metrics,
-        )
+
+        def stage(alive: list[Any] = alive) -> _native.SaveHandle:
+            return self._native.save(
+                step,
+                tensors,
+                *texts,
+                blocking=blocking,
+                overwrite=overwrite,
+                check=guard.check,
+                skip_after_s=self._skip_after_s(),
+                metrics=metrics,
+            )
+
+        if overlapped:
+            handle = SaveHandle(step, None, collected_s, on_seen=self._seen, overlap=Overlap(stage))
+            self._pending.append(handle)
+            return handle
+        try:
+            native = stage()
+        except _native.SaveSkipped:  # of a blocking save
+            self._skipped_saves += 1
+            return SaveHandle(step, None, time.perf_counter() - started, skipped=True)
         del alive
         stopped_s = time.perf_counter() - started
         if blocking:  # then the trainer waits for the disk by choice, which is no staging
             stopped_s = collected_s + native.staged_seconds
         handle = SaveHandle(step, native, stopped_s, on_seen=self._seen)
         self._pending.append(handle)
+        self._check_budget(step, stopped_s)
         if not self._warned_private and (reason := self._native.private_reason) is not None:
             self._warned_private = True
             warnings.warn(
@@ -251,6 +310,20 @@ class Checkpointer:
                 stacklevel=4,
             )
         return handle
+
+    def _skip_after_s(self) -> float | None:
+        return (self._stall_budget_ms or 0.0) / 1000 if self._on_busy == "skip" else None
+
+    def _check_budget(self, step: int, stopped_s: float) -> None:
+        budget_ms = self._stall_budget_ms
+        if self._on_busy == "warn" and budget_ms is not None and stopped_s * 1000 > budget_ms:
+            warnings.warn(
+                f"the save of step {step} stopped the trainer for {stopped_s * 1000:.0f} ms, more "
+                f"than the {budget_ms:g} ms of stall_budget_ms: save less often, or use "
+                'on_busy="skip"',
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def restore(
         self,
@@ -284,9 +357,18 @@ class Checkpointer:
         self._check_usable()
         if step is not None:
             _check_step(step)
+        self._join_overlap()
         self._restores += 1
+        # later restores, and those after a save, find nothing: a save drops what was left
+        adopted = Adoption()
+        if self._restores == 1 and self._saves == 0:
+            adopted = adopt(self._native, self._rank, self._world_size, self._restores, step)
         run = self._restore(rename)
-        return run.run(state, step, strict, rng)
+        run.skipped = [found for found in adopted.skipped if step is None]
+        restored = run.run(state, step, strict, rng)
+        restored.skipped = run.skipped
+        restored.adopted = adopted.step is not None and restored.step == adopted.step
+        return restored
 
     def plan(
         self, state: dict[str, Any], step: int | None = None, rename: Rename | None = None
@@ -330,20 +412,29 @@ class Checkpointer:
         return Verified(step, tuple(Problem(file, _dotted(path), why) for file, path, why in found))
 
     def stats(self) -> dict[str, Any]:
-        """What was done so far: `failed_saves`, and `io`, the reads and writes by engine.
+        """What was done so far: `failed_saves`, `skipped_saves`, and `io`, reads and writes.
 
         `io` has `uring_writes`, `thread_writes`, `direct_writes`, `written_bytes` and their
         `..._reads` and `read_bytes`; `object_requests` and `retries` for object stores.
         """
-        return {"failed_saves": self.failed_saves, "io": self._native.io_counters()}
+        return {
+            "failed_saves": self.failed_saves,
+            "skipped_saves": self._skipped_saves,
+            "io": self._native.io_counters(),
+        }
 
-    def prepare(self, nbytes: int) -> None:
+    def prepare(self, nbytes: int | None = None) -> None:
         """Makes and touches staging memory for states of about `nbytes` bytes on this rank.
 
-        Otherwise the first save does it, and stops the trainer that much longer.
+        Otherwise the first save does it, and stops the trainer that much longer: touching new
+        memory costs ten times a copy. Without `nbytes` it is done in the background, for states
+        like the newest committed one; without any there is nothing to do.
         """
         self._check_usable()
-        self._native.prepare(nbytes)
+        if nbytes is None:
+            self._native.prepare_like_newest()
+        else:
+            self._native.prepare(nbytes)
 
     def preemption(
         self, signals: Sequence[str | int] = ("SIGTERM",), grace: str | float = "25s"
@@ -423,6 +514,8 @@ class Checkpointer:
             self._pending.remove(handle)
             if handle.failure() is not None:
                 self._failed_saves += 1
+            if handle.skipped:
+                self._skipped_saves += 1
 
     def _report(self, finished: list[SaveHandle]) -> None:
         """Raises or warns about failures of finished saves that nobody has seen."""

@@ -26,15 +26,15 @@ class Guard:
 
     def __init__(self, sources: Iterable[Piece], mode: str | None) -> None:
         self._mode = mode
-        self._pieces = list(sources) if mode is not None else []
-        self._before = [self._mark(piece.place.local) for piece in self._pieces]
+        found = [(piece.path, piece.place.local) for piece in sources if mode is not None]
+        self._before = [(path, local, self._mark(local)) for path, local in found]
 
     def check(self) -> None:
         """Raises `Corrupt` with the first tensor that changed since."""
-        for piece, before in zip(self._pieces, self._before):
-            if self._mark(piece.place.local) != before:
+        for path, local, before in self._before:
+            if self._mark(local) != before:
                 raise Corrupt(
-                    f"{format_path(piece.path)}: expected no change while it was copied for the "
+                    f"{format_path(path)}: expected no change while it was copied for the "
                     "checkpoint, found one; nothing is committed, save between two steps and not "
                     "while another thread or stream trains"
                 )

@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 from drivetrain import _native
 from drivetrain._checkpoint.durations import seconds
-from drivetrain._native import DeadlineExceeded
+from drivetrain._checkpoint.overlap import Overlap
+from drivetrain._native import DeadlineExceeded, SaveSkipped
 
 #: Ctrl-C is noticed between two waits of this length; a wait ends at once when the save does.
 WAIT_SLICE_S = 0.2
+#: `staged` waits so long for the first meeting of the ranks, which is under way then.
+JOIN_WAIT_S = 10.0
 
 
 class SaveHandle:
@@ -24,6 +27,8 @@ class SaveHandle:
         staged_s: float = 0.0,
         error: Exception | None = None,
         on_seen: Callable[["SaveHandle"], None] | None = None,
+        skipped: bool = False,
+        overlap: Overlap | None = None,
     ) -> None:
         self.step = step
         self._native = native
@@ -31,28 +36,63 @@ class SaveHandle:
         self._error = error
         self._on_seen = on_seen
         self._committed: int | None = None
+        self._skipped = skipped
+        self._overlap = overlap
 
     def __repr__(self) -> str:
-        state = "staged" if not self.done() else "failed" if self.failure() else "committed"
+        state = "staged" if self._overlap is None else "being staged"
+        if self.done():
+            failed = self.failure() is not None
+            state = "failed" if failed else "skipped" if self.skipped else "committed"
         return f"<save of step {self.step}: {state}>"
 
     def staged(self, timeout: str | float | None = None) -> float:
         """Seconds the trainer was stopped: collecting, waiting for a free slot, copying.
 
-        The tensors may be changed now; `save` has copied them.
+        The tensors may be changed now. With `staging="overlapped"` this waits for the copy, and the
+        answer is the time for planning and for waiting. From now on the snapshot also
+        outlives this process: if all ranks are killed, the next processes of the run adopt it. (At
+        the first save of several ranks this waits until they have met once, which is no part of
+        the answer.)
+
+        Args:
+            timeout: seconds or text, for that wait; None: 10 s.
 
         Raises what made the staging fail.
         """
+        self._join_overlap(None if timeout is None else seconds(timeout, "timeout"))
+        if self._overlap is not None:
+            raise DeadlineExceeded(
+                f"the copy of step {self.step} did not end within {timeout}; it goes on"
+            )
         if self._native is None:
             self._raise()
+        else:
+            limit = JOIN_WAIT_S if timeout is None else seconds(timeout, "timeout")
+            self._native.wait_joined(limit)
         return self._staged_s
+
+    @property
+    def skipped(self) -> bool:
+        """True when the save was left out on all ranks, as `on_busy="skip"` asks for.
+
+        Known when the save is done.
+        """
+        if self.done():
+            self._settle()
+        return self._skipped
 
     def done(self) -> bool:
         """True when the save is committed or has failed."""
+        if self._overlap is not None and not self._overlap.finished():
+            return False
+        self._join_overlap(0.0)
         return self._native is None or self._settled() or self._native.done()
 
-    def wait(self, timeout: str | float | None = None) -> int:
+    def wait(self, timeout: str | float | None = None) -> int | None:
         """Waits for the commit and returns its step, or raises what made the save fail.
+
+        None says that the save was skipped.
 
         Args:
             timeout: seconds or text such as "30s"; None waits as long as the save's own deadlines.
@@ -71,15 +111,18 @@ class SaveHandle:
         self._settle()
         self._tell_seen()
         self._raise()
-        return self.step if self._committed is None else self._committed
+        return self._committed
 
     def pause(self, limit_s: float) -> None:
         """Waits until the save is done or the limit is over; how it ended is asked for later."""
+        if self._overlap is not None:
+            self._join_overlap(limit_s)
+            return
         if self._native is None:
             return
         try:
             self._native.wait(limit_s)
-        except DeadlineExceeded:
+        except (DeadlineExceeded, SaveSkipped):
             pass  # of this wait, or of the save itself, which is done then
         except Exception as error:
             self._error = error
@@ -90,8 +133,20 @@ class SaveHandle:
             self._settle()
         return self._error
 
+    def _join_overlap(self, limit_s: float | None) -> None:
+        """Waits for a copy in the background and takes over what came of it."""
+        if self._overlap is None or not self._overlap.join(limit_s):
+            return
+        self._native, error, waited_s = self._overlap.outcome()
+        self._overlap = None
+        self._staged_s += waited_s
+        if isinstance(error, SaveSkipped):
+            self._skipped = True
+        else:
+            self._error = error
+
     def _settled(self) -> bool:
-        return self._error is not None or self._committed is not None
+        return self._error is not None or self._committed is not None or self._skipped
 
     def _settle(self) -> None:
         """Keeps the result of a finished save."""
@@ -99,6 +154,8 @@ class SaveHandle:
             return
         try:
             self._committed = self._native.wait(0.0)
+        except SaveSkipped:
+            self._skipped = True
         except Exception as error:
             self._error = error
 

@@ -302,6 +302,20 @@ def contiguous_cpu(local: Any) -> Any:
     return tensor.cpu().contiguous()
 
 
+def copied(local: Any) -> Any:
+    """The same elements row-major in CPU memory of their own."""
+    same = contiguous_cpu(local)
+    if dtypes.is_array(local):
+        return same.copy()
+    return same.clone() if same.data_ptr() == local.data_ptr() else same
+
+
+def storage(tensor: Any) -> int:
+    """Equal for tensors of the same memory while both are alive."""
+    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    return local.untyped_storage()._cdata
+
+
 def address(local: Any) -> tuple[int, int]:
     """Address and length in bytes of what `contiguous_cpu` gave."""
     if dtypes.is_array(local):

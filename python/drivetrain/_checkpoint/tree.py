@@ -80,6 +80,8 @@ class Snapshot:
         self._per_rank: dict[str, Any] = {}
         self._known: dict[tuple, Path] = {}
         self._pinned: set[Path] = set()
+        self._steady: set[int] = set()
+        """Storages that only an optimizer's step changes."""
         self._names: Names = {}
         self._inside_per_rank = False
 
@@ -126,7 +128,11 @@ class Snapshot:
             # DDP broadcasts rank 0's buffers before each forward and lets the others drift until
             # then (running statistics of batch norm), so they may differ and must not be mixed.
             self._pinned.update((*path, name) for name, _ in buffers)
+            self._steady.update(pieces.storage(p) for p in module.parameters())
             return dict(module.state_dict())
+        if is_optimizer(value):
+            slots = (slot for slots in value.state.values() for slot in slots.values())
+            self._steady.update(pieces.storage(slot) for slot in slots if dtypes.is_tensor(slot))
         state = value.state_dict()
         if is_optimizer(value) and self._names and "param_groups" in state:
             return to_names(state, number_names(value, state, self._names))
@@ -190,6 +196,23 @@ class Snapshot:
             content["strides"] = list(strides)
         extra = item_bytes if dtypes.has_extra_dim(stored, own, item_bytes) else None
         return content, Piece(path, stored, place, extra, 0 if path in self._pinned else None)
+
+    def steady_pieces(self) -> list[Piece]:
+        """The parts that only an optimizer's step changes: parameters and optimizer state."""
+        return [piece for piece in self.pieces if self._is_steady(piece)]
+
+    def other_pieces(self) -> list[Piece]:
+        """The rest, which a forward pass may change, too."""
+        return [piece for piece in self.pieces if not self._is_steady(piece)]
+
+    def _is_steady(self, piece: Piece) -> bool:
+        local = piece.place.local
+        return dtypes.is_tensor(local) and pieces.storage(local) in self._steady
+
+    def copy_others(self) -> None:
+        """Puts copies in the place of all that is not steady."""
+        for piece in self.other_pieces():
+            piece.place.local = pieces.copied(piece.place.local)
 
     def native_tensors(self) -> tuple[list[NativeTensor], list[Any]]:
         """The parts as the native save takes them, and what must stay alive while it runs."""

@@ -210,6 +210,8 @@ class Restored:
     """With `strict=False`: name, stored shape and live shape of what was not loaded for that."""
     renamed: dict[str, str] = field(default_factory=dict)
     """With `rename`: saved to loaded names of what differs."""
+    adopted: bool = False
+    """True if the step was staged by a process that was killed, and committed only now."""
 
 
 @dataclass

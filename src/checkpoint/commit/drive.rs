@@ -135,10 +135,7 @@ impl Driver<'_> {
             let path = manifest_path(&self.folders);
             block_on(refuse_committed(self.place.store.as_ref(), &path))??;
         }
-        match &self.job.refusal {
-            Some(why) => Err(Error::Peer { rank, what: why.clone() }),
-            None => Ok(()),
-        }
+        self.job.refused(rank).map_or(Ok(()), Err)
     }
 
     pub fn opened(&mut self) -> Result<OpenFile> {

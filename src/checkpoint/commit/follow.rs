@@ -18,6 +18,7 @@ impl Driver<'_> {
         match action {
             Action::Join => {
                 let session = room.join(room.verdict_deadline(), self.tick)?;
+                self.job.joined(session);
                 self.folders = Folders::new(self.job.step, session, self.job.op)?;
             }
             // Rank 0 may have refused already; then writing would be for nothing.

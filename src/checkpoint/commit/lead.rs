@@ -77,7 +77,7 @@ impl Driver<'_> {
         // The session is there even if not all ranks came: those that did will hear of it.
         let session = room.session_id().unwrap_or_default();
         self.folders = Folders::new(self.job.step, session, self.job.op)?;
-        joined.map(drop)
+        joined.map(|_| self.job.joined(session))
     }
 
     /// Collects the other ranks' parts.

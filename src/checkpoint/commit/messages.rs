@@ -22,6 +22,8 @@ pub enum Failure {
     Missing { doing: String, ranks: Vec<u32>, waited_ms: u64 },
     /// Something else took too long.
     Late { what: String, waited_ms: u64 },
+    /// A rank was busy and leaves this save out.
+    Skipped { rank: u32, step: i64 },
     /// The step is committed already.
     Exists { what: String, advice: String },
     /// The manifest at `path` may be there.
@@ -35,6 +37,7 @@ impl Failure {
             Error::AlreadyExists { what, advice } => {
                 Self::Exists { what: what.clone(), advice: advice.clone() }
             }
+            Error::Skipped { rank, step } => Self::Skipped { rank: *rank, step: *step },
             Error::Peer { rank, what } => Self::Peer { rank: *rank, what: what.clone() },
             other => Self::Peer { rank, what: other.to_string() },
         }
@@ -43,6 +46,7 @@ impl Failure {
     /// The error that every rank raises.
     pub fn into_error(self) -> Error {
         match self {
+            Self::Skipped { rank, step } => Error::Skipped { rank, step },
             Self::Peer { rank, what } => Error::Peer { rank, what },
             Self::Invalid { what, expected, found } => Error::Invalid { what, expected, found },
             Self::Missing { doing, ranks, waited_ms } => {

@@ -29,12 +29,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::handle::SaveHandle;
 use super::layout::{FileImage, Piece, attempt_dir, join, step_dir};
 use super::meet::Room;
-use super::plan::Group;
 use super::retain::Retention;
-use super::snapshot::Staged;
-use crate::error::Result;
+use super::snapshot::{Groups, Staged};
+use crate::error::{Error, Result};
 use crate::storage::Store;
 
 pub use drive::run;
@@ -59,15 +59,17 @@ pub struct Job {
     /// Number of this save call, the same on all ranks.
     pub op: u64,
     /// What this rank writes.
-    pub images: Vec<FileImage>,
+    pub images: Arc<Vec<FileImage>>,
     /// The pieces that the images place.
-    pub pieces: Vec<Piece>,
+    pub pieces: Arc<Vec<Piece>>,
     /// Replicated tensors, for the comparison of the ranks' lists.
-    pub groups: Vec<(Vec<u32>, Group)>,
+    pub groups: Arc<Groups>,
     /// The images' bytes; none in a refusal.
     pub staged: Option<Staged>,
     /// Why this rank cannot save: then it takes part only to tell the others.
     pub refusal: Option<String>,
+    /// The refusal is the user's policy for a busy checkpointer, and no failure.
+    pub skipped: bool,
     /// State that must be equal on all ranks: JSON.
     pub state_json: String,
     /// State of this rank: JSON.
@@ -78,6 +80,8 @@ pub struct Job {
     pub overwrite: bool,
     /// Whether the caller waits for the commit.
     pub blocking: bool,
+    /// What the caller of the save holds.
+    pub handle: Option<SaveHandle>,
 }
 
 /// Where one save call writes.
@@ -102,6 +106,32 @@ impl Folders {
 }
 
 impl Job {
+    /// Why this rank takes part without anything to write, if it does.
+    fn refused(&self, rank: u32) -> Option<Error> {
+        let why = self.refusal.clone()?;
+        Some(if self.skipped {
+            Error::Skipped { rank, step: self.step }
+        } else {
+            Error::Peer { rank, what: why }
+        })
+    }
+
+    /// The ranks have met: from now on the staged bytes can be adopted, since those of all ranks
+    /// can be told from those of an earlier run.
+    fn joined(&self, session: u64) {
+        if let Some(staged) = &self.staged {
+            staged.set_session(session);
+        }
+        if let Some(handle) = &self.handle {
+            handle.set_joined();
+        }
+    }
+
+    /// Checksums of the parts of image `i`, computed when it was staged.
+    fn sums(&self, i: usize) -> &[u32] {
+        self.staged.as_ref().map_or(&[], |staged| staged.sums(i))
+    }
+
     /// Name of the meeting for this save.
     fn meeting(&self) -> String {
         meeting(self.op)

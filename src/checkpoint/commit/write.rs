@@ -53,7 +53,7 @@ pub async fn write_image(
     let path = join(&folders.path, &image.name);
     let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
     let mut writer = create(store, &path, options).await?;
-    let mut sums = Sums::new(image);
+    let mut sums = Sums::given(image, job.sums(i));
     let written = write_slices(writer.as_mut(), &bytes, &mut sums).await;
     let writer = unless_failed(store, &path, writer, written).await?;
     let (record, chunks) = sums.record(image, &job.pieces, folders, rank);
@@ -155,6 +155,15 @@ struct Sums {
 }
 
 impl Sums {
+    /// Sums that staging computed; those it did not are computed here.
+    fn given(image: &FileImage, known: &[u32]) -> Self {
+        let mut sums = Self::new(image);
+        if known.len() == sums.lengths.len() {
+            sums.done = known.to_vec();
+        }
+        sums
+    }
+
     fn new(image: &FileImage) -> Self {
         let header = std::iter::once(image.header.len() as u64);
         let lengths = header.chain(image.entries.iter().map(|e| e.length)).collect();

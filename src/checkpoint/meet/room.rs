@@ -118,6 +118,11 @@ impl Room {
         self.session.lock().id
     }
 
+    /// The same without waiting for a meeting that is going on.
+    pub fn session_now(&self) -> Option<u64> {
+        self.session.try_lock().and_then(|session| session.id)
+    }
+
     fn greet(&self, deadline: Instant, tick: Tick<'_>) -> Result<u64> {
         let own = |what: &str| format!("{}/{what}-{}", self.prefix, self.rank);
         let mine = format!("{:016x}", self.nonce);

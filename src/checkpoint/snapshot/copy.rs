@@ -1,10 +1,15 @@
-//! Many copies into one slot, by a few threads.
+//! Many copies into one slot, by a few threads, with a checksum of each.
+//!
+//! The checksum is computed over what is copied while it is in the cache. That saves the writer a
+//! trip through memory, and means that a slot can be sealed the moment it is staged.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
 
+use super::copy_sum::copy_summed;
+use crate::checkpoint::layout::{crc32c, crc32c_join};
 use crate::error::{Error, Result};
-use crate::memory::{Slot, copy_past_cache};
+use crate::memory::Slot;
 
 /// Threads copying at most: two saturate the memory of the machines we measured on, four those
 /// with more channels; more would take cores from the trainer's own threads.
@@ -32,6 +37,8 @@ impl Source<'_> {
 #[derive(Default)]
 pub struct CopyList<'a> {
     items: Vec<(usize, Source<'a>)>,
+    /// How many items each call of `push` made.
+    parts: Vec<usize>,
     bytes: usize,
 }
 
@@ -41,12 +48,14 @@ impl<'a> CopyList<'a> {
         for (i, part) in from.chunks(BATCH_BYTES).enumerate() {
             self.items.push((at + i * BATCH_BYTES, Source::Bytes(part)));
         }
+        self.parts.push(from.len().div_ceil(BATCH_BYTES));
         self.bytes += from.len();
     }
 
     /// Adds zeros: a re-used slot holds an older state's bytes.
     pub fn push_zeros(&mut self, at: usize, len: usize) {
         self.items.push((at, Source::Zeros(len)));
+        self.parts.push(1);
         self.bytes += len;
     }
 
@@ -62,6 +71,20 @@ impl<'a> CopyList<'a> {
             }
         }
         batches
+    }
+
+    /// The checksum of each push, from those of the items.
+    fn join(&self, sums: &[AtomicU32]) -> Vec<u32> {
+        let mut items = self.items.iter().zip(sums);
+        let part = |&count: &usize| {
+            let join =
+                |sum: Option<u32>, ((_, source), part): (&(usize, Source<'_>), &AtomicU32)| {
+                    let part = part.load(Ordering::Relaxed);
+                    Some(sum.map_or(part, |sum| crc32c_join(sum, part, source.len() as u64)))
+                };
+            items.by_ref().take(count).fold(None, join).unwrap_or_default()
+        };
+        self.parts.iter().map(part).collect()
     }
 
     /// Whether no two items touch the same bytes and all lie within `capacity`.
@@ -85,31 +108,37 @@ unsafe impl Send for Target {}
 unsafe impl Sync for Target {}
 
 impl Target {
-    fn fill(&self, at: usize, source: &Source<'_>) {
+    /// Makes one copy; returns the checksum of its bytes.
+    fn fill(&self, at: usize, source: &Source<'_>) -> u32 {
         match source {
             // SAFETY: the range lies in the slot and belongs to this item alone (checked before).
-            Source::Bytes(from) => unsafe {
-                copy_past_cache(from.as_ptr(), self.0.add(at), from.len());
-            },
-            // SAFETY: as above.
-            Source::Zeros(n) => unsafe { std::ptr::write_bytes(self.0.add(at), 0, *n) },
+            Source::Bytes(from) => unsafe { copy_summed(from, self.0.add(at)) },
+            Source::Zeros(n) => {
+                // SAFETY: as above, and nobody else uses the range while it is read.
+                unsafe {
+                    let to = self.0.add(at);
+                    std::ptr::write_bytes(to, 0, *n);
+                    crc32c(std::slice::from_raw_parts(to, *n))
+                }
+            }
         }
     }
 }
 
-/// Makes all copies; returns when the last is done.
-pub fn copy_all(list: CopyList<'_>, slot: &mut Slot) -> Result<()> {
+/// Makes all copies; returns when the last is done, with the checksum of each push.
+pub fn copy_all(list: &CopyList<'_>, slot: &mut Slot) -> Result<Vec<u32>> {
     if !list.is_disjoint_within(slot.capacity()) {
         let found = format!("{} bytes for a slot of {}", list.bytes, slot.capacity());
         return Err(Error::invalid("staging plan", "disjoint ranges inside the slot", found));
     }
     let target = Target(slot.as_mut_ptr());
     let batches = list.batches();
+    let sums: Vec<_> = list.items.iter().map(|_| AtomicU32::new(0)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(&(from, to)) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
-            for (at, source) in &list.items[from..to] {
-                target.fill(*at, source);
+            for ((at, source), sum) in list.items[from..to].iter().zip(&sums[from..to]) {
+                sum.store(target.fill(*at, source), Ordering::Relaxed);
             }
         }
     };
@@ -120,7 +149,7 @@ pub fn copy_all(list: CopyList<'_>, slot: &mut Slot) -> Result<()> {
         }
         work();
     });
-    Ok(())
+    Ok(list.join(&sums))
 }
 
 fn threads(bytes: usize) -> usize {
@@ -141,12 +170,15 @@ mod tests {
         let stale = vec![0xEE; slot.capacity()];
         let mut list = CopyList::default();
         list.push(0, &stale);
-        copy_all(list, &mut slot).unwrap();
+        copy_all(&list, &mut slot).unwrap();
         let mut list = CopyList::default();
         list.push(0, &source[..10]);
         list.push_zeros(10, 4086);
         list.push(4096, &source);
-        copy_all(list, &mut slot).unwrap();
+        list.push(4096 + source.len(), &[]);
+        let sums = copy_all(&list, &mut slot).unwrap();
+        let expected = [&source[..10], &[0; 4086], &source, &[]].map(crc32c);
+        assert_eq!(sums, expected);
         let got = &slot;
         assert_eq!(&got[..10], &source[..10]);
         assert!(got[10..4096].iter().all(|&b| b == 0));
@@ -160,9 +192,9 @@ mod tests {
         let mut list = CopyList::default();
         list.push(0, &[1; 100]);
         list.push(50, &[1; 100]);
-        assert!(copy_all(list, &mut slot).is_err());
+        assert!(copy_all(&list, &mut slot).is_err());
         let mut list = CopyList::default();
         list.push(8190, &[1; 100]);
-        assert!(copy_all(list, &mut slot).is_err());
+        assert!(copy_all(&list, &mut slot).is_err());
     }
 }

@@ -1,6 +1,8 @@
 //! The checkpointer: stages in the caller's thread, writes and commits in one thread of its own.
 
 use std::collections::BTreeMap;
+mod staging;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,19 +17,19 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::commit::{self, Job, Place};
 use super::handle::SaveHandle;
-use super::layout::{PROBE_PREFIX, RollLimits, plan_files, step_dir};
+use super::layout::{PROBE_PREFIX, step_dir};
 use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
-use super::plan::{TensorIn, plan};
+use super::plan::TensorIn;
 use super::read::{self, OpenStep, Problem};
-use super::retain::{self, Best, Keep, Retention};
-use super::snapshot::{SlotPlace, Slots, Staged, image_starts, stage};
+use super::retain::{self, Best, Keep, Retention, root_id};
+use super::snapshot::{Claims, Planned, SlotPlace, Slots, Staged};
 use crate::error::{Error, Result};
-use crate::memory::Slot;
 use crate::runtime::block_on;
 use crate::storage::{IoCounters, Store};
 
-/// Saves that may wait for the writer; more would need more slots.
-const QUEUE_MAX: usize = 2;
+/// Saves that may wait for the writer. Slots allow two; the rest are refusals and skipped saves,
+/// which hold no memory.
+const QUEUE_MAX: usize = 64;
 
 /// Settings of a [`Checkpointer`].
 #[derive(Debug, Clone)]
@@ -44,7 +46,9 @@ pub struct Options {
     pub keep_interval: Option<Duration>,
     /// Longest wait for another rank or a free staging slot.
     pub timeout: Duration,
-    /// Names this run's staging slots; default is the process id.
+    /// Names this run's staging slots: a process adopts what a killed one of the same run and root
+    /// left. Needed for object stores, and for jobs that share a root and must not adopt from each
+    /// other.
     pub run_id: Option<String>,
     /// Folder of staging slots; default is `$DRIVETRAIN_SHM_DIR`, then `/dev/shm`.
     pub shm_dir: Option<PathBuf>,
@@ -75,6 +79,9 @@ pub struct SaveOptions {
     pub overwrite: bool,
     /// The caller waits for the commit, so a second staging slot would never be used.
     pub blocking: bool,
+    /// When both staging slots are being written: leave this save out on all ranks after waiting
+    /// so long; `None` waits as long as the timeout and then fails.
+    pub skip_after: Option<Duration>,
     /// What was measured of the state, such as a validation loss, for retention and people. Rank
     /// 0's are kept; `None` stands for a number that is not finite.
     pub metrics: BTreeMap<String, Option<f64>>,
@@ -103,6 +110,9 @@ struct Writer {
 pub struct Checkpointer {
     place: Arc<Place>,
     slots: Arc<Slots>,
+    /// What killed processes left.
+    claims: Claims,
+    planned: Mutex<Option<Arc<Planned>>>,
     writer: Mutex<Option<Writer>>,
     stopping: Arc<AtomicBool>,
     saves: AtomicU64,
@@ -128,13 +138,18 @@ impl Checkpointer {
         let keep = Retention::new(store.as_ref(), options.keep())?;
         let root_hash = xxh3_64(store.uri().as_bytes());
         let prefix = format!("drivetrain-{root_hash:016x}");
-        let slots = SlotPlace::new(options.shm_dir, root_hash, options.run_id.as_deref(), rank);
-        let slots = Slots::new(slots, store.capabilities().local_root.is_some());
+        let run_id = options.run_id.as_deref();
+        let root = root_id(store.as_ref());
+        let folder = store.capabilities().local_root;
+        let slots = SlotPlace::new(options.shm_dir, &root, run_id, rank, world_size);
+        let (slots, local) = (slots.at_root(folder.as_deref()), folder.is_some());
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
             place: Arc::new(Place { store, room, keep }),
-            slots: Arc::new(slots),
+            slots: Arc::new(Slots::new(slots, local)),
+            claims: Claims::default(),
+            planned: Mutex::default(),
             writer: Mutex::new(None),
             stopping: Arc::default(),
             saves: AtomicU64::new(0),
@@ -172,19 +187,17 @@ impl Checkpointer {
         check: Tick<'_>,
     ) -> Result<SaveHandle> {
         self.check_process()?;
-        let (mut job, took) = match self.staged_job(step, tensors, check) {
+        let op = self.next_op();
+        let state = staging::Texts { state_json, per_rank_json };
+        let (job, took) = match self.staged_job(step, op, tensors, &state, &options, check) {
             Ok(made) => made,
+            Err(Error::Skipped { .. }) => return self.skip(step, op),
             Err(error) => {
                 // The caller hears of the first error, which says more than a failed meeting.
-                let _ = self.refuse(step, &error.to_string());
+                let _ = self.refuse_op(step, op, &error.to_string());
                 return Err(error);
             }
         };
-        job.state_json = state_json.into();
-        job.per_rank_json = per_rank_json.into();
-        job.overwrite = options.overwrite;
-        job.blocking = options.blocking;
-        job.metrics = options.metrics;
         self.enqueue(job, took)
     }
 
@@ -193,46 +206,43 @@ impl Checkpointer {
     pub fn refuse(&self, step: i64, why: &str) -> Result<()> {
         self.check_process()?;
         step_dir(step)?;
+        self.refuse_op(step, self.next_op(), why)
+    }
+
+    /// Number of this call of `save`; the ranks make the same calls in the same order.
+    fn next_op(&self) -> u64 {
+        self.saves.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn refuse_op(&self, step: i64, op: u64, why: &str) -> Result<()> {
         if self.place.room.world_size == 1 {
             return Ok(());
         }
-        let job = Job { step, refusal: Some(why.into()), ..Job::default() };
+        step_dir(step)?;
+        let job = Job { step, op, refusal: Some(why.into()), ..Job::default() };
         self.enqueue(job, Duration::ZERO).map(drop)
     }
 
-    /// A job with its bytes in a slot, and how long that took.
-    fn staged_job(
-        &self,
-        step: i64,
-        tensors: &[TensorIn<'_>],
-        check: Tick<'_>,
-    ) -> Result<(Job, Duration)> {
-        let started = Instant::now();
-        step_dir(step)?;
-        let room = &self.place.room;
-        let plan = plan(room.rank, room.world_size, tensors)?;
-        let images = plan_files(room.rank, &plan.pieces, RollLimits::default())?;
-        let (_, bytes) = image_starts(&images);
-        let mut slot: Slot = self.slots.acquire(bytes, room.deadline())?;
-        if let Err(e) = stage(&mut slot, &images, &plan.pieces, tensors).and_then(|()| check()) {
-            self.slots.give_back(slot);
-            return Err(e);
+    /// Leaves a save out on all ranks.
+    fn skip(&self, step: i64, op: u64) -> Result<SaveHandle> {
+        let rank = self.place.room.rank;
+        if self.place.room.world_size == 1 {
+            let handle = SaveHandle::new(step, Duration::ZERO);
+            handle.finish(Err(Error::Skipped { rank, step }));
+            return Ok(handle);
         }
-        let job = Job {
-            step,
-            images,
-            pieces: plan.pieces,
-            groups: plan.groups.into_iter().collect(),
-            staged: Some(Staged::new(slot)),
-            ..Job::default()
-        };
-        Ok((job, started.elapsed()))
+        let refusal = Some("busy".into());
+        let job = Job { step, op, refusal, skipped: true, ..Job::default() };
+        self.enqueue(job, Duration::ZERO)
     }
 
     fn enqueue(&self, mut job: Job, took: Duration) -> Result<SaveHandle> {
         let handle = SaveHandle::new(job.step, took);
         let mut writer = self.writer.lock();
-        job.op = self.saves.fetch_add(1, Ordering::Relaxed);
+        if self.place.room.world_size == 1 {
+            handle.set_joined();
+        }
+        job.handle = Some(handle.clone());
         let writer = match writer.as_ref() {
             Some(writer) => writer,
             None => writer.insert(self.start_writer()?),
@@ -286,6 +296,22 @@ impl Checkpointer {
     /// the trainer no longer than later ones.
     pub fn prepare(&self, bytes: usize) {
         self.slots.prepare(bytes, 2);
+    }
+
+    /// The same for states like the newest committed one, in the background; false if there is
+    /// none to learn from.
+    pub fn prepare_like_newest(&self) -> Result<bool> {
+        let newest = self.candidates()?.into_iter().find(|(_, problem)| problem.is_none());
+        let Some((step, _)) = newest else { return Ok(false) };
+        let open = self.open(step)?;
+        let rank = self.place.room.rank;
+        let own = open.manifest().files.iter().filter(|file| file.rank == rank);
+        let bytes = own.map(|file| file.size_bytes as usize).sum();
+        let slots = Arc::clone(&self.slots);
+        let work = move || slots.prepare(bytes, 2);
+        let thread = thread::Builder::new().name("drivetrain-warm".into()).spawn(work);
+        thread.map_err(|e| Error::io("start thread", "drivetrain-warm", e))?;
+        Ok(true)
     }
 
     /// Why states are staged in private memory, which does not outlive a killed process; `None`
@@ -430,9 +456,9 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
         let (staged, tidy) = (job.staged.clone(), commit::Tidy::of(&job));
         let blocking = job.blocking;
         drop(job);
-        let bytes = staged.as_ref().map(|s| s.bytes().len());
+        let bytes = staged.as_ref().map(Staged::len);
         if let Some(staged) = staged {
-            slots.release(staged);
+            slots.release(staged, outcome.as_ref().is_err_and(may_come_back));
         }
         handle.finish(outcome);
         if let (Some(bytes), false) = (bytes, blocking) {
@@ -449,6 +475,18 @@ fn write_jobs(place: &Place, slots: &Slots, work: &Receiver<Work>, stopping: &At
             tracing::warn!(%error, "meeting keys of a finished save could not be deleted");
         }
     }
+}
+
+/// Whether a snapshot that was not committed may be by a later process: not if the ranks or the
+/// folder say that it must not be.
+fn may_come_back(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Invalid { .. }
+            | Error::AlreadyExists { .. }
+            | Error::Unsupported { .. }
+            | Error::Skipped { .. }
+    )
 }
 
 fn panicked(step: i64) -> Error {
