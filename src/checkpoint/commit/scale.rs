@@ -241,7 +241,7 @@ fn part_of(
     }
     let job = Job {
         step: 1,
-        groups: planned.groups.into_iter().collect(),
+        groups: std::sync::Arc::new(planned.groups.into_iter().collect()),
         state_json: "{}".into(),
         per_rank_json: "{\"rng\":1}".into(),
         ..Job::default()
