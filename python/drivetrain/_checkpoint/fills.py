@@ -59,8 +59,8 @@ def _rows(shape: tuple[int, ...], part: Part) -> Iterator[tuple[int, Part]]:
     """The rows of a stack that a part touches, and what it has of each."""
     if len(part.offsets) == len(shape):
         for index in range(part.extent[0]):
-            row = Part(part.local[index, ...], part.offsets[1:], part.extent[1:])
-            yield part.offsets[0] + index, row
+            rest = Part(part.local[index, ...], part.offsets[1:], part.extent[1:])
+            yield part.offsets[0] + index, rest
         return
     size = math.prod(shape[1:])
     at, end = part.offsets[0], part.offsets[0] + part.extent[0]

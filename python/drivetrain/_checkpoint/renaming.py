@@ -157,9 +157,9 @@ class Renaming:
                 places.setdefault(base, []).append((row, path, moved(node, path, pick)))
                 self.renamed[name if pick is None else f"{name}[{pick}]"] = wanted
         for name, slots in places.items():
-            node = self._joined(name, slots)
-            if node is not None:
-                self._insert(tree, name, node)
+            joined = self._joined(name, slots)
+            if joined is not None:
+                self._insert(tree, name, joined)
         for path, node in optimizers:
             self._rename_optimizer(path, dict_items(node) or {}, stored_keys.get(path, set()))
 
@@ -169,17 +169,18 @@ class Renaming:
 
     def _joined(self, name: str, slots: list[Slot]) -> dict | None:
         """The node of a wanted tensor from what moves there; None if a row is missing."""
-        rows = [row for row, *_ in slots]
-        if len(set(rows)) < len(rows) or (None in rows and len(rows) > 1):
+        numbered = {row: node for row, _, node in slots if row is not None}
+        whole = len(slots) == 1 and not numbered
+        if not whole and len(numbered) < len(slots):
             clash = ", ".join(format_path(path) for _, path, _ in slots)
             raise InvalidArgument(f"rename: {name} is wanted from more than one of: {clash}")
-        if rows == [None]:
+        if whole:
             return slots[0][2]
-        holes = sorted(set(range(max(rows) + 1)) - set(rows))
+        holes = sorted(set(range(max(numbered) + 1)) - set(numbered))
         if holes:
             self.missing += [f"{name}[{row}]" for row in holes]
             return None
-        return stacked(name, [node for _, _, node in sorted(slots, key=lambda slot: slot[0])])
+        return stacked(name, [numbered[row] for row in sorted(numbered)])
 
     def _insert(self, tree: dict[str, Any], name: str, node: dict) -> None:
         path = self._path_of(name)
@@ -319,9 +320,9 @@ def _joined_state(key: Key, parts: list[tuple[int | None, Any]]) -> Any:
     items = [dict_items(node) or {} for _, node in parts]
     merged = {}
     for text, first in items[0].items():
-        of_rows = [one.get(text) for one in items]
+        of_rows = [one[text] for one in items if one.get(text) is not None]
         tensor = typed_json.tag_of(first) == "tensor"
-        if tensor and first["~tensor"]["shape"] and None not in of_rows:
+        if tensor and first["~tensor"]["shape"] and len(of_rows) == len(items):
             merged[text] = stacked(f"state of {key}, {text}", of_rows)
         else:  # a count of steps: that of the first layer
             merged[text] = first

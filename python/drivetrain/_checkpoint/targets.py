@@ -234,7 +234,7 @@ class Plan:
                 if is_lazy(mine):
                     mine = None
                 elif is_meta(mine):
-                    mine = new.tensor(key)
+                    mine = new.tensor(str(key))
                 loaded[key] = self._decode(child, (*path, key), mine)
             elif key in live or has_hooks(module):
                 by_module = True
@@ -350,7 +350,8 @@ class Plan:
 
     def _add_fills(self, key: tuple, content: dict, at: Path, place: Place) -> None:
         everyone = place.replicas is None
-        repeated = bool(self.neighbours if everyone else self.neighbours & {*place.replicas})
+        holders = set(place.replicas or ())
+        repeated = bool(self.neighbours if everyone else self.neighbours & holders)
         self._fills[key] = fills_of(content, at, place, repeated)
 
     def _sharded_like(self, content: dict, path: Path) -> Any:
