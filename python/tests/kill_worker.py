@@ -45,6 +45,7 @@ def checkpointer(rank: int, uri: str, options: dict) -> dt.Checkpointer:
         world_size=WORLD,
         timeout=PATIENCE,
         keep=dt.Keep(last=2),
+        run_id="kills",  # staged snapshots of an object store are adopted only by the named run
         storage_options=options or None,
     )
 

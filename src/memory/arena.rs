@@ -66,6 +66,9 @@ pub struct Arena {
 struct Inner {
     options: ArenaOptions,
     state: Mutex<State>,
+    /// Process that made it. In a forked child the lock may be held for ever by a thread that
+    /// stayed with the parent, so a child leaves what it inherited as it is.
+    pid: u32,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +118,10 @@ pub struct Home {
 impl Home {
     /// Takes the buffer's memory back.
     pub fn give_back(self, capacity: usize) {
+        if self.arena.pid != std::process::id() {
+            // Not dropped either: the last owner of an arena unmaps and unregisters.
+            return std::mem::forget(self);
+        }
         let waiting = {
             let mut state = self.arena.state.lock();
             state.pool.give(self.place, capacity);
@@ -136,7 +143,8 @@ impl Arena {
     /// An arena with options of its own.
     pub fn with_options(mut options: ArenaOptions) -> Self {
         options.limit_bytes = options.limit_bytes.max(PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
-        Self { inner: Arc::new(Inner { options, state: Mutex::default() }) }
+        let pid = std::process::id();
+        Self { inner: Arc::new(Inner { options, state: Mutex::default(), pid }) }
     }
 
     /// The process's own arena, for users that were given none.
@@ -377,6 +385,9 @@ impl State {
 impl Drop for Inner {
     fn drop(&mut self) {
         let slabs = self.state.get_mut().pool.take_slabs();
-        self.release(slabs);
+        // A forked child unmaps; what is pinned or registered is the parent's.
+        if self.pid == std::process::id() {
+            self.release(slabs);
+        }
     }
 }

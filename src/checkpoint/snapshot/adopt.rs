@@ -184,7 +184,11 @@ impl Parts {
         }
         if place.root.as_ref() != Some(&self.identity.root) {
             let expected = "a snapshot of this checkpoint root";
-            return Err(damaged(slot, expected, "one of an earlier folder of the same name"));
+            let found = match place.root {
+                Some(_) => "one of an earlier folder of the same name",
+                None => "one of any job: an object store needs run_id",
+            };
+            return Err(damaged(slot, expected, found));
         }
         let (starts, _) = image_starts(&self.images);
         for ((image, start), sums) in self.images.iter().zip(starts).zip(&self.sums) {
