@@ -2,9 +2,9 @@
 //!
 //! Both are linear: 256 bytes are kept as four vectors that have the same remainder as all bytes so
 //! far, moved on by carry-less multiplication with powers of x (Gopal et al., "Fast CRC Computation
-//! for Generic Polynomials Using PCLMULQDQ", Intel 2009). The multiplications hide behind the
-//! memory: on the machines we measured the fused copy runs as fast as a bare one, where a checksum
-//! over cached pieces costs a third to a half more.
+//! for Generic Polynomials Using PCLMULQDQ", Intel 2009). The multiplications are meant to hide
+//! behind the memory: each line is touched once, where a checksum over a copied piece reads it
+//! from the cache again.
 
 use std::mem::MaybeUninit;
 
