@@ -4,7 +4,9 @@ use super::lead::Leading;
 use super::machine::{Action, Event, Folder, Machine, Outcome, Shape};
 use super::messages::Failure;
 use super::publish::{is_ours, manifest_path, refuse_committed};
-use super::write::{OpenFile, Written, discard, remove_files, sync_file, write_image};
+use super::write::{
+    OpenFile, Written, discard, remove_files, remove_folders, sync_file, write_image,
+};
 use super::{Folders, Job, Place};
 use crate::checkpoint::meet::Tick;
 use crate::error::{Error, Result};
@@ -50,6 +52,8 @@ pub struct Driver<'a> {
     /// The file between its write and its fsync.
     pub open: Option<OpenFile>,
     pub leading: Leading,
+    /// Another rank: it has rank 0's word.
+    pub heard: bool,
     /// Another rank: rank 0 wants its details.
     pub asked: bool,
 }
@@ -72,6 +76,7 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         written: Written::default(),
         open: None,
         leading: Leading::default(),
+        heard: false,
         asked: false,
     };
     let mut action = Machine::start();
@@ -158,7 +163,11 @@ impl Driver<'_> {
         }
         let mut files = std::mem::take(&mut self.written.files);
         files.extend(self.leading.table.take());
-        block_on(remove_files(store, &self.folders, &files))
+        block_on(remove_files(store, &self.folders, &files))?;
+        if self.place.room.rank == 0 || self.heard {
+            block_on(remove_folders(store, &self.folders))?;
+        }
+        Ok(())
     }
 
     /// The failure of a save whose manifest may be there; another rank has rank 0's.

@@ -73,6 +73,7 @@ impl Driver<'_> {
 
     fn heard(&mut self, message: Option<Vec<u8>>) -> Done {
         let Some(message) = message else { return Ok(Event::Silence) };
+        self.heard = true;
         let word = match decode(0, &message)? {
             Verdict::Committed => Word::Committed,
             // Whatever failed here first: all ranks raise what rank 0 says.

@@ -123,12 +123,17 @@ async fn unless_failed(
     Err(e)
 }
 
-/// Removes files of a failed save, and its folders if they are empty then. Best effort: what stays
-/// is under an attempt folder that no manifest names, and retention sweeps it later.
+/// Removes files of a failed save. Best effort: what stays is under an attempt folder that no
+/// manifest names, and retention sweeps it later.
 pub async fn remove_files(store: &dyn Store, folders: &Folders, files: &[FileRecord]) {
     for file in files {
         let _ = store.delete(&join(&folders.step, &file.path)).await;
     }
+}
+
+/// Removes the folders of a failed save if they are empty. Only once the verdict is known: another
+/// rank may have made them just now and be about to create its file in them.
+pub async fn remove_folders(store: &dyn Store, folders: &Folders) {
     let _ = store.remove_dir(&folders.path).await;
     let _ = store.remove_dir(&folders.step).await;
 }
