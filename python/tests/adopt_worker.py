@@ -4,15 +4,13 @@ Not a test module itself. A scenario returns what the test asserts on, written a
 end with a SIGKILL write nothing.
 """
 
-import json
 import os
 import pathlib
 import signal
-import sys
-import traceback
 
 import drivetrain as dt
 import numpy as np
+from ranks import answer_scenario
 
 ROWS = 600
 
@@ -145,15 +143,5 @@ def ckpt_steps(folder):
         return ckpt.steps()
 
 
-def main():
-    scenario, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    folder = pathlib.Path(sys.argv[4])
-    try:
-        answer = globals()[scenario](rank, world, folder)
-    except Exception:
-        answer = {"crash": traceback.format_exc()}
-    (folder / f"{scenario}-{rank}.json").write_text(json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main()
+    answer_scenario(globals())

@@ -3,14 +3,12 @@
 Not a test module itself. A scenario returns what the test asserts on, written as JSON.
 """
 
-import json
-import pathlib
 import sys
-import traceback
 
 import drivetrain as dt
 import numpy as np
 from drivetrain import _native
+from ranks import answer_scenario
 
 WHOLE = np.arange(7 * 3, dtype=np.float32).reshape(7, 3)
 
@@ -232,15 +230,5 @@ def damage_on_one_rank(ckpt, rank, world, folder, torch):
     }
 
 
-def main():
-    scenario, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    folder = pathlib.Path(sys.argv[4])
-    try:
-        answer = globals()[scenario](rank, world, folder)
-    except Exception:
-        answer = {"crash": traceback.format_exc()}
-    (folder / f"{scenario}-{rank}.json").write_text(json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main()
+    answer_scenario(globals())

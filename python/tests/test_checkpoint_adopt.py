@@ -1,6 +1,5 @@
 """Snapshots that outlive their process: SIGKILLed trainers, and what the next ones find."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -12,6 +11,7 @@ import time
 import drivetrain as dt
 import numpy as np
 import pytest
+from ranks import read_answers, run_ranks
 
 WORKER = pathlib.Path(__file__).with_name("adopt_worker.py")
 DEADLINE_S = 120
@@ -22,22 +22,11 @@ WORLDS = pytest.mark.parametrize("world", [1, 2])
 def launch(scenario, world, folder, killed=False, **environment):
     """Runs all ranks of a scenario; what each answered, or nothing from ranks to be killed."""
     (folder / "shm").mkdir(exist_ok=True)
-    ranks = []
-    for rank in range(world):
-        env = {**os.environ, "RANK": str(rank), **environment}
-        command = [sys.executable, str(WORKER), scenario, str(rank), str(world), str(folder)]
-        ranks.append(subprocess.Popen(command, env=env))
-    try:
-        codes = [process.wait(DEADLINE_S) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
+    codes = run_ranks(WORKER, scenario, world, folder, None, DEADLINE_S, environment)
     assert codes == [-signal.SIGKILL if killed else 0] * world
     if killed:
         return []
-    answers = [json.loads((folder / f"{scenario}-{r}.json").read_text()) for r in range(world)]
-    assert not any("crash" in answer for answer in answers), answers
-    return answers
+    return read_answers(folder / f"{scenario}-{world}-{rank}.json" for rank in range(world))
 
 
 def slots(folder):

@@ -1,13 +1,10 @@
 """Meshes: what any of them saves, any other restores, against the whole tensors."""
 
-import json
 import pathlib
-import socket
-import subprocess
-import sys
 
 import pytest
 from drivetrain._checkpoint import spread
+from ranks import read_answers, run_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -17,26 +14,8 @@ DEADLINE_S = 240
 
 def launch(scenario, world, folder):
     """Runs a scenario on ranks of a gloo group and returns their answers, in rank order."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    start = [sys.executable, str(WORKER), scenario]
-    children = [
-        subprocess.Popen([*start, str(rank), str(world), str(folder), port])
-        for rank in range(world)
-    ]
-    try:
-        for child in children:
-            child.wait(DEADLINE_S)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    names = [folder / f"{scenario}-{world}-{rank}.json" for rank in range(world)]
-    answers = [json.loads(name.read_text()) for name in names]
-    for answer in answers:
-        assert "crash" not in answer, answer["crash"]
-    return answers
+    run_ranks(WORKER, scenario, world, folder)
+    return read_answers(folder / f"{scenario}-{world}-{rank}.json" for rank in range(world))
 
 
 @pytest.fixture(scope="module")

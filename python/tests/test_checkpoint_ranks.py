@@ -1,10 +1,8 @@
 """Several ranks, as real processes: one commit, one restored step, and errors that name a rank."""
 
-import json
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ import time
 import drivetrain as dt
 import pytest
 from drivetrain import _native
+from ranks import read_answers, run_ranks
 
 WORKER = pathlib.Path(__file__).with_name("rank_worker.py")
 DEADLINE_S = 180
@@ -19,25 +18,9 @@ DEADLINE_S = 180
 
 def launch(scenario, world, folder, only=None):
     """Runs a scenario on ranks and returns their answers, in rank order."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     ranks = range(world) if only is None else only
-    start = [sys.executable, str(WORKER), scenario]
-    children = [
-        subprocess.Popen([*start, str(rank), str(world), str(folder), port]) for rank in ranks
-    ]
-    try:
-        for child in children:
-            child.wait(DEADLINE_S)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    answers = [json.loads((folder / f"{scenario}-{rank}.json").read_text()) for rank in ranks]
-    for answer in answers:
-        assert "crash" not in answer, answer["crash"]
-    return answers
+    run_ranks(WORKER, scenario, world, folder, ranks, DEADLINE_S)
+    return read_answers(folder / f"{scenario}-{world}-{rank}.json" for rank in ranks)
 
 
 @pytest.fixture(scope="module")

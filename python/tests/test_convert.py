@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 safetensors = pytest.importorskip("safetensors.torch")
 
+from states import same, trained  # noqa: E402
 from torch.distributed.checkpoint.default_planner import (  # noqa: E402
     DefaultLoadPlanner,
     _EmptyStateDictLoadPlanner,
@@ -46,31 +47,10 @@ def bits(name, *shape):
     return torch.randint(0, 2, (count,), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        raw = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-        return torch.equal(*raw)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float) and a != a:
-        return b != b
-    return type(a) is type(b) and a == b
-
-
 def training_state():
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.randn(6, 5)).square().sum().backward()
-    optimizer.step()
     base = torch.arange(24.0).reshape(2, 3, 4)
     return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        **trained(1),
         "epoch": 3,
         "dtypes": {name: bits(name, 3, 5) for name in NAMES},
         "views": {"turned": base.permute(2, 0, 1), "part": base[:, 1], "strided": base[..., ::2]},

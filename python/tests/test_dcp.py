@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 from drivetrain.torch import Stager, StorageReader, StorageWriter  # noqa: E402
+from states import same, trained  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import (  # noqa: E402
     DefaultLoadPlanner,
@@ -56,24 +57,8 @@ def load_all(folder):
     return state
 
 
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
-
-
 def model_state():
-    torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.randn(6, 5)).square().sum().backward()
-    optimizer.step()
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}
+    return {**trained(3), "step": 7}
 
 
 def zeroed(state):

@@ -2,12 +2,10 @@
 
 import json
 import pathlib
-import socket
-import subprocess
-import sys
 
 import pytest
 from drivetrain import _native
+from ranks import run_ranks
 
 pytest.importorskip("torch.distributed.checkpoint")
 
@@ -17,21 +15,7 @@ DEADLINE_S = 240
 
 def launch(scenarios, world, folder):
     """Runs scenarios one after the other on each rank; answers by scenario, then by rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    start = [sys.executable, str(WORKER), ",".join(scenarios)]
-    children = [
-        subprocess.Popen([*start, str(rank), str(world), str(folder), port])
-        for rank in range(world)
-    ]
-    try:
-        for child in children:
-            child.wait(DEADLINE_S)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    run_ranks(WORKER, ",".join(scenarios), world, folder)
     ranks = [json.loads((folder / f"answers-{rank}.json").read_text()) for rank in range(world)]
     for answers in ranks:
         for answer in answers.values():

@@ -73,7 +73,10 @@ impl Checkpointer {
         };
         let words: Vec<u8> = sums.iter().flatten().flat_map(|sum| sum.to_le_bytes()).collect();
         record.sums = &words;
-        seal(&mut slot, step, start, &record)?;
+        if let Err(e) = seal(&mut slot, step, start, &record) {
+            self.slots.give_back(slot);
+            return Err(e);
+        }
         let staged = Staged::new(slot, sums);
         if let Some(session) = self.place.room.session_now() {
             staged.set_session(session);

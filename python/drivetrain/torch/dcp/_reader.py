@@ -16,13 +16,13 @@ from torch.futures import Future
 from drivetrain import _native
 from drivetrain._checkpoint import pieces, typed_json
 from drivetrain.torch.dcp import _metadata
-from drivetrain.torch.dcp._writer import is_uri, rank_folder
+from drivetrain.torch.dcp._uri import OneFolder, rank_folder
 
 #: Bytes of copies in flight for targets that cannot be filled in place.
 COPY_BYTES_MAX = 64 << 20
 
 
-class StorageReader(TorchStorageReader):
+class StorageReader(OneFolder, TorchStorageReader):
     """Loads Drivetrain checkpoint folders through torch.distributed.checkpoint.
 
     Every chunk that is read is checked against its checksum, and every element that is asked for
@@ -50,15 +50,9 @@ class StorageReader(TorchStorageReader):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None, "_stored": None}
 
-    @property
-    def checkpoint_id(self) -> str | None:
-        """The folder that is read."""
-        return self._uri
-
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Prepares for another checkpoint."""
-        if checkpoint_id is not None:
-            self._uri = os.fspath(checkpoint_id)
+        super().reset(checkpoint_id)
         self._opened, self._stored = None, None
         self._load_id = uuid.uuid4().hex
 
@@ -111,11 +105,6 @@ class StorageReader(TorchStorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """True for paths and the URIs that `Checkpointer` takes."""
-        return is_uri(checkpoint_id)
 
     def _source(self, item: ReadItem) -> tuple[str, torch.dtype, list[int], list[int]]:
         """Path, dtype, whole shape and first element of what an item wants."""

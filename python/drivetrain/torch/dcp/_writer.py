@@ -23,6 +23,7 @@ from torch.futures import Future
 from drivetrain import _native
 from drivetrain._checkpoint import pieces, typed_json
 from drivetrain.torch.dcp import _metadata
+from drivetrain.torch.dcp._uri import OneFolder, rank_folder
 
 #: Version of DCP's metadata that torch 2.15 writes and this plug-in keeps.
 DCP_VERSION = "1.0.0"
@@ -59,7 +60,7 @@ class StoredItem:
     """Files of the rank, with its first item."""
 
 
-class StorageWriter(TorchStorageWriter):
+class StorageWriter(OneFolder, TorchStorageWriter):
     """Writes a checkpoint of torch.distributed.checkpoint as one Drivetrain checkpoint folder.
 
     Each rank writes what the planner gave it, with checksums; the coordinator writes the table of
@@ -85,16 +86,6 @@ class StorageWriter(TorchStorageWriter):
         self._rank: int | None = None
         self._alone = False
         """True when ranks save without coordination: each its own folder inside this one."""
-
-    @property
-    def checkpoint_id(self) -> str | None:
-        """The folder that will be written."""
-        return self._uri
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Prepares for another checkpoint."""
-        if checkpoint_id is not None:
-            self._uri = os.fspath(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuses a folder that holds a checkpoint, before anything is written."""
@@ -167,29 +158,11 @@ class StorageWriter(TorchStorageWriter):
         """The folder, for planners."""
         return StorageMeta(checkpoint_id=self._uri)
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """True for paths and the URIs that `Checkpointer` takes."""
-        return is_uri(checkpoint_id)
-
     def _folder(self, attempt: str) -> _native.CheckpointFolder:
         if self._uri is None:
             raise _native.InvalidArgument("checkpoint_id: expected a folder, found None")
         uri = rank_folder(self._uri, self._rank) if self._alone else self._uri
         return _native.CheckpointFolder(uri, attempt, self._storage_options)
-
-
-def is_uri(checkpoint_id: Any) -> bool:
-    """True for paths and URIs of a store."""
-    if not isinstance(checkpoint_id, str | os.PathLike):
-        return False
-    scheme, found, _ = os.fspath(checkpoint_id).partition("://")
-    return not found or scheme in ("file", "memory", "s3", "s3a")
-
-
-def rank_folder(uri: str, rank: int | None) -> str:
-    """Where a rank saves that does not coordinate with the others."""
-    return f"{uri.rstrip('/')}/rank-{rank or 0:05}"
 
 
 class _RankWork:
