@@ -405,3 +405,10 @@ def test_memory_stays_at_a_few_windows(tmp_path):
     found = torch.load(tmp_path / "f.pt", weights_only=True, mmap=True)
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor), name
+
+
+def test_neither_side_ours_is_refused_with_the_way_out(tmp_path, capfd):
+    torch.save({"w": torch.zeros(3)}, tmp_path / "weights.pt")
+    assert convert(tmp_path / "weights.pt", tmp_path / "out", "--to", "dcp") != 0
+    assert "two steps" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()

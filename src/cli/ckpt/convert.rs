@@ -116,7 +116,9 @@ fn convert(args: &Args, storage: &StorageOptions, bar: &Bar) -> Result<Converted
         To::Dcp => TargetKind::Dcp,
         To::Pt => TargetKind::Pt,
     };
-    if !matches!(args.from, From::Auto | From::Drivetrain) {
+    // Ours is a folder, so a file is another program's, whatever its name.
+    let foreign = !matches!(args.from, From::Auto | From::Drivetrain);
+    if foreign || Path::new(&args.source).is_file() {
         let found = "two other programs";
         let expected = "a drivetrain checkpoint on one side; convert in two steps";
         return Err(Error::invalid("--from and --to", expected, found));
