@@ -493,3 +493,18 @@ def test_objects_on_stores_and_uncoordinated_saves(tmp_path):
             no_dist=True,
         )
     assert same(target, state)
+
+
+class OtherBytes(DefaultSavePlanner):
+    """Hands over a tensor of another dtype than it planned."""
+
+    def resolve_data(self, write_item):
+        found = super().resolve_data(write_item)
+        return found.double() if isinstance(found, torch.Tensor) else found
+
+
+def test_data_that_is_not_as_planned_is_refused_by_name(tmp_path):
+    writer = StorageWriter(tmp_path / "one")
+    with pytest.raises(CheckpointException, match=r"layer\.w.*float32.*planned.*float64"):
+        dcp.save({"layer": {"w": torch.zeros(3)}}, storage_writer=writer, planner=OtherBytes())
+    assert not (tmp_path / "one" / "manifest.json").exists()

@@ -391,3 +391,49 @@ impl Drop for Inner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Longest life of the child: it only drops a buffer.
+    const CHILD_LIMIT: Duration = Duration::from_secs(20);
+
+    /// Whether a child ended by itself with status 0.
+    fn ended_well(child: libc::pid_t) -> bool {
+        let (mut status, deadline) = (0, Instant::now() + CHILD_LIMIT);
+        loop {
+            // SAFETY: `status` is ours to write.
+            match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
+                0 if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                // SAFETY: our own child, which has not been waited for.
+                0 => unsafe {
+                    libc::kill(child, libc::SIGKILL);
+                    libc::waitpid(child, &raw mut status, 0);
+                    return false;
+                },
+                _ => return status == 0,
+            }
+        }
+    }
+
+    #[test]
+    fn a_forked_child_does_not_wait_for_the_lock_of_a_thread_it_lacks() {
+        let arena = Arena::new(1 << 20);
+        let buffer = arena.try_alloc(4096).unwrap();
+        let held = arena.inner.state.lock();
+        // SAFETY: the child drops a buffer and ends without running anything else.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(buffer);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) }
+        }
+        assert!(ended_well(child));
+        drop(held);
+        drop(buffer);
+        assert_eq!(arena.stats().in_use_bytes, 0);
+    }
+}
