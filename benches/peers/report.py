@@ -69,7 +69,9 @@ def main():
         cells = []
         for figure in figures:
             values = [r[name][figure] for r in rounds.values() if figure in r.get(name, {})]
-            cells.append(f"{statistics.median(values):.4g}" if values else "failed")
+            failed = any("error" in r.get(name, {}) for r in rounds.values())
+            nothing = "failed" if failed else "-"
+            cells.append(f"{statistics.median(values):.4g}" if values else nothing)
         print(f"| {name} | " + " | ".join(cells) + " |")
     for ours in ours_names:
         print(f"\nTimes better `{ours}` is, formed inside the rounds (median, 90 % interval):\n")
