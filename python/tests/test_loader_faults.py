@@ -180,8 +180,8 @@ def test_ctrl_c_ends_a_wait(tmp_path):
         import os
         os.environ["DRIVETRAIN_FAULT"] = "delay=30000ms@read"
         steps = iter(dt.DataLoader(ds, 2, output="numpy"))
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             next(steps)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
@@ -204,16 +204,18 @@ def test_a_timeout_names_the_source_and_can_be_repeated(tmp_path):
         loader = dt.DataLoader(ds, 2, output="numpy", timeout="100ms")
         steps = iter(loader)
         print("ready", flush=True)
-        timeouts = 0
+        told = []
         for step in range(4):
             while True:
                 try:
                     batch = next(steps)
                     break
                 except TimeoutError as error:
-                    assert "a.tar" in str(error), error
-                    timeouts += 1
-        assert timeouts > 0 and loader.state_dict()["epoch"] == 1
+                    told.append(str(error))
+        # A busy machine may also be late before the read begins or after it ended.
+        assert any("a.tar" in text for text in told), told
+        assert all("step" in text for text in told), told
+        assert loader.state_dict()["epoch"] == 1
         print("done", flush=True)
     """
     out, err = run(script).communicate(timeout=60)

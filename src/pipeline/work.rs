@@ -228,7 +228,10 @@ impl StepWork {
                 self.engine.sources.name(*source),
                 reading.len() - 1
             ),
-            None => format!("{} decoder jobs", self.remaining.load(Ordering::Relaxed)),
+            None => match self.remaining.load(Ordering::Relaxed) {
+                0 => "a thread to start it or to hand it over".into(),
+                jobs => format!("{jobs} decoder jobs"),
+            },
         }
     }
 }
