@@ -147,8 +147,9 @@ class DataLoader:
         return self._iterate(0, 1)
 
     def _iterate(self, first: int, stride: int) -> Iterator[dict[str, Any]]:
-        maker = self._tensors()
-        return _Iterator(self, self._native.begin(first, stride), maker)
+        # In this order the engine makes the first steps while torch is being imported.
+        running = self._native.begin(first, stride)
+        return _Iterator(self, running, self._tensors())
 
     def __len__(self) -> int:
         """Steps of the current pass, or of the next one, from its start to the epoch's end."""
