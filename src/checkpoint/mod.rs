@@ -3,6 +3,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `layout/` | the bytes on disk: names, rank files, table of chunks, manifest |
+//! | `codec/` | compressed chunks |
 //! | `plan` | which rank writes what |
 //! | `snapshot/` | copies the state into a re-used slot, and finds those of killed processes |
 //! | `meet/`, `agree` | how ranks meet, with deadlines |
@@ -16,6 +17,7 @@
 
 mod agree;
 mod checkpointer;
+pub mod codec;
 mod commit;
 pub mod exchange;
 pub mod flat;
