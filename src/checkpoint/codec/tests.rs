@@ -1,3 +1,5 @@
+//! Whatever is encoded comes back, and whatever is changed is found.
+
 use proptest::prelude::*;
 
 use super::index::foot;
@@ -203,7 +205,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_bytes_of_any_type_come_back(raw in any_raw(), name in prop::sample::select(&DTYPES[..])) {
+    fn any_bytes_of_any_type_come_back(
+        raw in any_raw(),
+        name in prop::sample::select(&DTYPES[..]),
+    ) {
         let stored = encoded(name, &raw);
         let end_bytes = Index::end_bytes(dtype(name), raw.len() as u64).unwrap();
         prop_assert!(stored.len() as u64 <= raw.len() as u64 + end_bytes);
@@ -216,7 +221,10 @@ proptest! {
 
     #[test]
     fn no_change_of_a_stored_byte_goes_unseen(
-        raw in any_raw(), name in prop::sample::select(&DTYPES[..]), at: prop::sample::Index, flip in 1..=255_u8
+        raw in any_raw(),
+        name in prop::sample::select(&DTYPES[..]),
+        at: prop::sample::Index,
+        flip in 1..=255_u8,
     ) {
         let mut stored = encoded(name, &raw);
         let at = at.index(stored.len());
