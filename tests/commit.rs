@@ -15,8 +15,13 @@ use drivetrain::storage::Store;
 use drivetrain::storage::local::{LocalOptions, LocalStore};
 
 /// As a caller saves who waits anyway: no second staging slot is made for it.
-pub const BLOCKING: SaveOptions =
-    SaveOptions { overwrite: false, blocking: true, skip_after: None, metrics: BTreeMap::new() };
+pub const BLOCKING: SaveOptions = SaveOptions {
+    overwrite: false,
+    blocking: true,
+    skip_after: None,
+    metrics: BTreeMap::new(),
+    stage: None,
+};
 const WAIT: Duration = Duration::from_mins(1);
 
 /// A tensor with its own bytes.

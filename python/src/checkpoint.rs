@@ -92,7 +92,7 @@ impl Checkpointer {
     /// `skip_after_s`: while both staging slots are being written, wait so long and then leave the
     /// save out on all ranks; None waits as long as the timeout.
     #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite,
-        check=None, skip_after_s=None, metrics=None))]
+        check=None, skip_after_s=None, metrics=None, stage=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn save(
         &self,
@@ -106,12 +106,13 @@ impl Checkpointer {
         check: Option<Py<PyAny>>,
         skip_after_s: Option<f64>,
         metrics: Option<BTreeMap<String, f64>>,
+        stage: Option<u32>,
     ) -> PyResult<SaveHandle> {
         let skip_after = skip_after_s.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
         let rows: Vec<_> = tensors.into_iter().map(input).collect();
         let finite = |(name, value): (String, f64)| (name, value.is_finite().then_some(value));
         let metrics = metrics.into_iter().flatten().map(finite).collect();
-        let options = SaveOptions { overwrite, blocking, skip_after, metrics };
+        let options = SaveOptions { overwrite, blocking, skip_after, metrics, stage };
         let mut raised = None;
         let mut check = || {
             let Some(check) = &check else { return Ok(()) };

@@ -19,6 +19,7 @@ from drivetrain._checkpoint.preempt import Preemption
 from drivetrain._checkpoint.renaming import Rename
 from drivetrain._checkpoint.restore import Restore
 from drivetrain._checkpoint.rng import rng_state
+from drivetrain._checkpoint.stages import checked_stage
 from drivetrain._checkpoint.tree import Snapshot
 from drivetrain._checkpoint.typed_json import format_path
 from drivetrain._checkpoint.values import (
@@ -73,6 +74,13 @@ class Checkpointer:
             "warn" waits, and warns when the trainer was stopped longer than `stall_budget_ms`.
         stall_budget_ms: how long "skip" waits first (default: not at all), and from when "warn"
             warns.
+        stage_ranks: the ranks that hold the same names as this one, itself included: those of its
+            pipeline stage, or of its group of experts, such as
+            ``torch.distributed.get_process_group_ranks(data_parallel_group)``. Ranks of other
+            stages may then save other names; the checkpoint has all of them, and any number of
+            stages restores it, each its own names. A name that two stages have must have equal
+            values, and only one of them may hold a tensor of that name. Default: every rank saves
+            the same names.
         single_writer: accept an object store that cannot create if absent, because no other job
             ever writes here.
         run_id: name of this run in shared memory. A process that is killed leaves its last staged
@@ -96,6 +104,7 @@ class Checkpointer:
         allow_pickle: bool = False,
         on_busy: Literal["wait", "skip", "warn"] = "wait",
         stall_budget_ms: float | None = None,
+        stage_ranks: Sequence[int] | None = None,
         single_writer: bool = False,
         run_id: str | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
@@ -125,6 +134,7 @@ class Checkpointer:
         self._allow_pickle = allow_pickle
         self._timeout_s = seconds(timeout, "timeout")
         self._rank, self._world_size = meeting.ranks(rank, world_size)
+        self._stage_ranks = checked_stage(stage_ranks, self._rank, self._world_size)
         self._pid = os.getpid()
         self._pending: list[SaveHandle] = []
         self._restores = 0
@@ -254,7 +264,7 @@ class Checkpointer:
     ) -> SaveHandle:
         started = time.perf_counter()
         try:
-            snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle)
+            snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle, self._stage_ranks)
             snapshot.add_all(state)
             if rng:
                 snapshot.add_rng(rng_state())
@@ -283,6 +293,7 @@ class Checkpointer:
                 check=guard.check,
                 skip_after_s=self._skip_after_s(),
                 metrics=metrics,
+                stage=self._stage_ranks[0] if self._stage_ranks else None,
             )
 
         if overlapped:
@@ -397,6 +408,7 @@ class Checkpointer:
             self._restores,
             self._allow_pickle,
             rename=rename,
+            stage_ranks=self._stage_ranks,
         )
 
     def steps(self) -> list[int]:

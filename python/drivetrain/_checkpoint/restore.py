@@ -64,6 +64,8 @@ class Restore:
     skipped: list[tuple[int, str]] = field(default_factory=list)
     touched: bool = False
     rename: Rename | None = None
+    stage_ranks: tuple[int, ...] | None = None
+    """The ranks that hold the names of this one; None: all ranks hold all names."""
     neighbours: frozenset[int] = frozenset()
     """Other ranks on this machine."""
 
@@ -102,7 +104,7 @@ class Restore:
         for number, reason in found:
             if reason is None:
                 opened = self.native.open(number)
-                plan = Plan(opened, self.rank, self.world_size, self.allow_pickle, strict=False)
+                plan = self._plan(opened, strict=False)
                 plan.add_all(targets, False, self.rename)
                 return plan.report()
             self.skipped.append((number, reason))
@@ -173,14 +175,7 @@ class Restore:
 
         def prepare() -> str:
             opened = self.native.open(step)
-            plan = Plan(
-                opened,
-                self.rank,
-                self.world_size,
-                self.allow_pickle,
-                strict=strict,
-                neighbours=self.neighbours,
-            )
+            plan = self._plan(opened, strict)
             with paused_collector():
                 plan.add_all(targets, rng, self.rename)
             plans.append(plan)
@@ -194,6 +189,17 @@ class Restore:
         good = good and self._phase(step, "read", read)
         good = good and self._phase(step, "apply", lambda: plans[0].apply())
         return plans[0] if good else None
+
+    def _plan(self, opened: _native.OpenStep, strict: bool) -> Plan:
+        return Plan(
+            opened,
+            self.rank,
+            self.world_size,
+            self.allow_pickle,
+            strict=strict,
+            stage_ranks=self.stage_ranks,
+            neighbours=self.neighbours,
+        )
 
     def _phase(self, step: int, name: str, work: Callable[[], str | None]) -> bool:
         """Does one part on all ranks; False when the step is damaged for any of them."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from drivetrain import _native
-from drivetrain._checkpoint import dtypes, optimizer, pieces, typed_json
+from drivetrain._checkpoint import dtypes, optimizer, pieces, stages, typed_json
 from drivetrain._checkpoint.fills import (
     Fill,
     copy_containers,
@@ -50,6 +50,8 @@ class Plan:
     reshaped: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
     strict: bool = True
+    stage_ranks: tuple[int, ...] | None = None
+    """The ranks that hold the names of this one; None: all ranks hold all names."""
     neighbours: frozenset[int] = frozenset()
     """Other ranks on this machine, which read the same files."""
     _fills: dict[tuple, list[Fill]] = field(default_factory=dict)
@@ -78,6 +80,8 @@ class Plan:
         self._names = optimizer.parameter_names(targets)
         if rename is not None:
             self._rename(tree, targets, rename)
+        if self.stage_ranks is not None:
+            stages.narrow(tree, targets, self._names)
         for name, live in targets.items():
             if name not in tree:
                 self.missing.append(str(name))
@@ -349,8 +353,8 @@ class Plan:
         return live
 
     def _add_fills(self, key: tuple, content: dict, at: Path, place: Place) -> None:
-        everyone = place.replicas is None
-        holders = set(place.replicas or ())
+        holders = set(place.replicas or self.stage_ranks or ())
+        everyone = not holders
         repeated = bool(self.neighbours if everyone else self.neighbours & holders)
         self._fills[key] = fills_of(content, at, place, repeated)
 

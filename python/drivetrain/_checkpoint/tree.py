@@ -7,6 +7,7 @@ of that node, or under ``at`` when it is tied to an earlier one. A value per ran
 
 import base64
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +72,18 @@ class Snapshot:
         rank: of this process.
         world_size: ranks that save together.
         allow_pickle: store values of other types as pickles instead of refusing them.
+        stage_ranks: the ranks that hold the same names; default: all.
     """
 
-    def __init__(self, rank: int, world_size: int, allow_pickle: bool = False) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        allow_pickle: bool = False,
+        stage_ranks: Sequence[int] | None = None,
+    ) -> None:
         self.rank, self.world_size, self.allow_pickle = rank, world_size, allow_pickle
+        self._everyone = list(range(world_size) if stage_ranks is None else stage_ranks)
         self.pieces: list[Piece] = []
         self._state: dict[str, Any] = {}
         self._per_rank: dict[str, Any] = {}
@@ -195,7 +204,8 @@ class Snapshot:
         if not is_array and place.whole and (strides := pieces.dense_strides(local)) is not None:
             content["strides"] = list(strides)
         extra = item_bytes if dtypes.has_extra_dim(stored, own, item_bytes) else None
-        return content, Piece(path, stored, place, extra, 0 if path in self._pinned else None)
+        pin = self._everyone[0] if path in self._pinned else None
+        return content, Piece(path, stored, place, extra, pin)
 
     def steady_pieces(self) -> list[Piece]:
         """The parts that only an optimizer's step changes: parameters and optimizer state."""
@@ -226,7 +236,7 @@ class Snapshot:
 
     def _native(self, piece: Piece, part: Part, start: int, length: int) -> NativeTensor:
         place = piece.place
-        replicas = place.replicas if place.replicas is not None else range(self.world_size)
+        replicas = place.replicas if place.replicas is not None else self._everyone
         return (
             typed_json.path_json(piece.path),
             piece.dtype,

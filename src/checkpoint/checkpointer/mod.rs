@@ -85,6 +85,10 @@ pub struct SaveOptions {
     /// What was measured of the state, such as a validation loss, for retention and people. Rank
     /// 0's are kept; `None` stands for a number that is not finite.
     pub metrics: BTreeMap<String, Option<f64>>,
+    /// The first of the ranks that hold the same names as this one, where others hold other names
+    /// (pipeline stages, experts): then the state is equal on these, and the manifest has the union
+    /// of all. `None`: all ranks hold the same.
+    pub stage: Option<u32>,
 }
 
 impl Options {

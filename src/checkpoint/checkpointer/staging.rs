@@ -93,6 +93,7 @@ impl Checkpointer {
             overwrite: options.overwrite,
             blocking: options.blocking,
             metrics: options.metrics.clone(),
+            stage: options.stage,
             ..Job::default()
         };
         Ok((job, started.elapsed()))
@@ -109,6 +110,7 @@ impl Checkpointer {
             op,
             overwrite: options.overwrite,
             metrics: options.metrics.clone(),
+            stage: options.stage,
         };
         serde_json::to_vec(&identity).map_err(|e| Error::invalid("run id", "text", e))
     }
@@ -151,6 +153,7 @@ impl Checkpointer {
             per_rank_json: found.per_rank_json,
             overwrite: found.identity.overwrite,
             metrics: found.identity.metrics,
+            stage: found.identity.stage,
             ..Job::default()
         };
         self.enqueue(job, Duration::ZERO)

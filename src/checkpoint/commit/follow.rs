@@ -50,7 +50,7 @@ impl Driver<'_> {
             Err(trouble.failure(room.rank))
         } else {
             let chunks = std::mem::take(&mut self.written.chunks);
-            Ok(Part::of(self.job, self.written.files.clone(), chunks))
+            Ok(Part::of(self.place.room.rank, self.job, self.written.files.clone(), chunks))
         };
         room.put(&self.job.meeting(), &format!("part-{}", room.rank), &encode_part(&part)?)
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::Value;
 
 use super::messages::{Details, Failure, Part, Run};
+use super::union::unite;
 use crate::checkpoint::flat::prove;
 use crate::checkpoint::layout::Chunk;
 use crate::checkpoint::rects::Rect;
@@ -21,11 +22,11 @@ pub enum Doubt {
 /// Checks that all ranks saved the same step, hold the same replicas and state, and that their
 /// chunks cover every tensor exactly once. Parts are in rank order.
 pub fn judge(parts: &[Part]) -> Result<(), Doubt> {
-    same_call(parts).map_err(Doubt::Certain)?;
+    same_call(parts).and_then(|()| sound_stages(parts)).map_err(Doubt::Certain)?;
     let mut ask: Vec<u32> = differing_groups(parts).into_iter().flatten().collect();
     if ask.is_empty() {
         let other = differing_states(parts).first().copied();
-        ask.extend(other.map(|rank| [0, rank]).into_iter().flatten());
+        ask.extend(other.map(|rank| [first_of_stage(parts, rank), rank]).into_iter().flatten());
     }
     if !ask.is_empty() {
         ask.sort_unstable();
@@ -70,11 +71,47 @@ fn differing_groups(parts: &[Part]) -> Vec<[u32; 2]> {
     differing
 }
 
-/// Ranks whose state is not that of rank 0.
+/// Ranks whose state is not that of the first rank of their stage.
 fn differing_states(parts: &[Part]) -> Vec<u32> {
-    let reference = parts.first().map(|p| p.head.state_hash);
-    let ranks = parts.iter().enumerate();
-    ranks.filter(|(_, p)| Some(p.head.state_hash) != reference).map(|(r, _)| r as u32).collect()
+    let hash = |rank: u32| parts.get(rank as usize).map(|p| p.head.state_hash);
+    let ranks = 0..parts.len() as u32;
+    ranks.filter(|&rank| hash(rank) != hash(first_of_stage(parts, rank))).collect()
+}
+
+/// Without stages all ranks are one.
+fn first_of_stage(parts: &[Part], rank: u32) -> u32 {
+    parts.get(rank as usize).and_then(|p| p.head.stage).unwrap_or(0)
+}
+
+/// Every rank names a stage or none does, and the first rank of a stage names itself.
+fn sound_stages(parts: &[Part]) -> Result<(), Failure> {
+    let stage = |rank: u32| parts.get(rank as usize).and_then(|p| p.head.stage);
+    for (rank, part) in parts.iter().enumerate() {
+        let named = part.head.stage;
+        let sound = named.map_or(stage(0).is_none(), |first| stage(first) == Some(first));
+        if !sound {
+            return Err(Failure::Invalid {
+                what: "stage_ranks".into(),
+                expected: "on every rank, and the same ranks on all ranks of a stage".into(),
+                found: match named {
+                    None => format!("none on rank {rank}"),
+                    Some(first) => format!(
+                        "rank {rank} is in a stage that begins with rank {first}, which is not in it"
+                    ),
+                },
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The state of all stages together, if there are any.
+pub fn united(parts: &[Part]) -> Result<Option<String>, Failure> {
+    let stages: Vec<(u32, &str)> = (0_u32..)
+        .zip(parts)
+        .filter_map(|(rank, part)| Some((rank, part.head.stage_state.as_deref()?)))
+        .collect();
+    if stages.is_empty() { Ok(None) } else { unite(&stages).map(Some) }
 }
 
 fn covered(parts: &[Part]) -> Result<(), Failure> {
@@ -125,7 +162,8 @@ pub fn difference(parts: &[Part], details: &BTreeMap<u32, Details>) -> Failure {
     }
     let differing = differing_states(parts);
     let odd = differing.first().and_then(|r| details.get(r));
-    let place = match (details.get(&0), odd) {
+    let first = differing.first().map_or(0, |&rank| first_of_stage(parts, rank));
+    let place = match (details.get(&first), odd) {
         (Some(a), Some(b)) => state_difference(&a.state_json, &b.state_json),
         _ => None,
     };
@@ -133,7 +171,7 @@ pub fn difference(parts: &[Part], details: &BTreeMap<u32, Details>) -> Failure {
     Failure::Invalid {
         what: format!("state at key {key}"),
         expected: "equal values on all ranks; wrap values that differ on purpose in PerRank".into(),
-        found: format!("rank 0 differs from ranks {differing:?}"),
+        found: format!("rank {first} differs from ranks {differing:?}"),
     }
 }
 
@@ -174,7 +212,7 @@ fn state_difference(a: &str, b: &str) -> Option<String> {
 
 /// A key as the user wrote it: in typed JSON a tag is `~` and a letter, an int key `~` and its
 /// digits, and a string key that starts with `~` has one more.
-fn user_key(key: &str) -> Option<&str> {
+pub fn user_key(key: &str) -> Option<&str> {
     match key.strip_prefix('~') {
         Some(rest) if rest.starts_with(|c: char| c.is_ascii_alphabetic()) => None,
         Some(rest) => Some(rest),

@@ -28,6 +28,8 @@ const EXPLAIN_WAIT: Duration = Duration::from_mins(1);
 pub struct Leading {
     /// What every rank wrote, in rank order.
     parts: Vec<Part>,
+    /// The state of all stages together, if there are several.
+    united: Option<String>,
     /// Ranks that are asked for details.
     ask: Vec<u32>,
     /// The table, once it is durable.
@@ -110,10 +112,14 @@ impl Driver<'_> {
     fn judge(&mut self) -> Done {
         let chunks = std::mem::take(&mut self.written.chunks);
         // The files' names stay with the driver, which removes them if the save fails.
-        let own = Part::of(self.job, self.written.files.clone(), chunks);
+        let own = Part::of(0, self.job, self.written.files.clone(), chunks);
         self.leading.parts.insert(0, own);
         match judge::judge(&self.leading.parts) {
-            Ok(()) => Ok(Event::Done),
+            Ok(()) => {
+                self.leading.united =
+                    judge::united(&self.leading.parts).map_err(Trouble::Shared)?;
+                Ok(Event::Done)
+            }
             Err(Doubt::Certain(failure)) => Err(Trouble::Shared(failure)),
             Err(Doubt::Ask(ranks)) => {
                 self.leading.ask = ranks.into_iter().filter(|&r| r != 0).collect();
@@ -149,7 +155,10 @@ impl Driver<'_> {
         let (place, folders, parts) = (self.place, &self.folders, &self.leading.parts);
         let put = table
             .ok_or_else(|| Error::Closed { what: "the table of the save".into() })
-            .and_then(|table| manifest_bytes(place, folders, self.job, parts, table))
+            .and_then(|table| {
+                let united = self.leading.united.as_deref();
+                manifest_bytes(place, folders, self.job, parts, united, table)
+            })
             .and_then(|bytes| match &self.leading.old {
                 Some((version, _)) => block_on(store.replace(&path, bytes, version))?,
                 None => block_on(store.put_new(&path, bytes))?,

@@ -101,6 +101,12 @@ pub struct PartHead {
     /// Ranks and hash of each list of replicated tensors.
     pub groups: Vec<(Vec<Run>, u64)>,
     pub state_hash: u64,
+    /// The first rank of this one's stage, if ranks of other stages hold other names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<u32>,
+    /// The state, from the first rank of a stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage_state: Option<String>,
     pub per_rank_json: String,
 }
 
@@ -113,7 +119,7 @@ pub struct Part {
 
 impl Part {
     /// The part of this rank.
-    pub fn of(job: &Job, files: Vec<FileRecord>, chunks: Vec<Chunk>) -> Self {
+    pub fn of(rank: u32, job: &Job, files: Vec<FileRecord>, chunks: Vec<Chunk>) -> Self {
         let groups = job.groups.iter().map(|(ranks, g)| (runs(ranks), g.hash())).collect();
         let head = PartHead {
             step: job.step,
@@ -121,6 +127,8 @@ impl Part {
             files,
             groups,
             state_hash: xxhash_rust::xxh3::xxh3_64(job.state_json.as_bytes()),
+            stage: job.stage,
+            stage_state: (job.stage == Some(rank)).then(|| job.state_json.clone()),
             per_rank_json: job.per_rank_json.clone(),
         };
         Self { head, chunks }

@@ -23,6 +23,7 @@ mod publish;
 pub mod scale;
 #[cfg(test)]
 mod tests;
+mod union;
 mod write;
 
 use std::collections::BTreeMap;
@@ -70,7 +71,9 @@ pub struct Job {
     pub refusal: Option<String>,
     /// The refusal is the user's policy for a busy checkpointer, and no failure.
     pub skipped: bool,
-    /// State that must be equal on all ranks: JSON.
+    /// The first rank of this one's stage, if ranks of other stages hold other names.
+    pub stage: Option<u32>,
+    /// State that must be equal on all ranks, or on all of the stage: JSON.
     pub state_json: String,
     /// State of this rank: JSON.
     pub per_rank_json: String,

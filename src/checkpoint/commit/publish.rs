@@ -40,6 +40,7 @@ pub fn manifest_bytes(
     folders: &Folders,
     job: &Job,
     parts: &[Part],
+    united: Option<&str>,
     table: FileRecord,
 ) -> Result<Bytes> {
     let mut files = vec![table];
@@ -54,7 +55,7 @@ pub fn manifest_bytes(
         committed_ns: Some(now_ns()),
         root: Some(place.keep.root().into()),
         metrics: job.metrics.clone(),
-        state_json: job.state_json.clone(),
+        state_json: united.unwrap_or(&job.state_json).into(),
         per_rank_json: parts.iter().map(|p| p.head.per_rank_json.clone()).collect(),
     };
     manifest.encode().map(Bytes::from)

@@ -247,7 +247,7 @@ fn part_of(
         ..Job::default()
     };
     let started = Instant::now();
-    let message = encode_part(&Ok(Part::of(&job, files, chunks)))?;
+    let message = encode_part(&Ok(Part::of(rank, &job, files, chunks)))?;
     clock.add("all ranks: parts encoded", started, message.len() as u64);
     Ok(message)
 }

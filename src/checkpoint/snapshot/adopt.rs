@@ -248,6 +248,7 @@ mod tests {
             op: 3,
             overwrite: false,
             metrics: [("loss".to_string(), Some(0.1)), ("odd".to_string(), None)].into(),
+            stage: (place.world_size > 2).then_some(2),
         }
     }
 

@@ -54,6 +54,9 @@ pub struct Identity {
     /// What was measured of the state.
     #[serde(default)]
     pub metrics: BTreeMap<String, Option<f64>>,
+    /// The first rank of its stage, if there are several.
+    #[serde(default)]
+    pub stage: Option<u32>,
 }
 
 /// What is stored beside the images.
