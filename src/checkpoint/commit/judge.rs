@@ -96,7 +96,7 @@ fn sound_stages(parts: &[Part]) -> Result<(), Failure> {
                 found: match named {
                     None => format!("none on rank {rank}"),
                     Some(first) => format!(
-                        "rank {rank} is in a stage that begins with rank {first}, which is not in it"
+                        "rank {rank} in a stage that begins with rank {first}, which is not in it"
                     ),
                 },
             });
