@@ -3,20 +3,25 @@ docs/checkpoint-state.md alone, to show that they say enough.
 
     python examples/read_checkpoint.py CHECKPOINT_ROOT/step-00001000
 
-Needs pyarrow for the table of chunks and nothing else. Tensors come back as (dtype, shape, bytes).
+Needs pyarrow, for the table of chunks and for zstd, and nothing else. Tensors come back as (dtype,
+shape, bytes).
 """
 
+import array
 import base64
 import itertools
 import json
 import math
 import pathlib
+import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 
+import pyarrow
 import pyarrow.ipc
 
 Tensor = namedtuple("Tensor", "dtype shape data")
+BLOCK_BYTES = 262_144
 ELEMENT_BYTES = {"BOOL": 1, "BF16": 2, "C64": 8, "C128": 16}
 TABLE = []
 for value in range(256):
@@ -53,7 +58,7 @@ def read_chunks(folder, manifest):
     check(int(record["crc32c"], 16), table, record["path"])
     by_path = defaultdict(list)
     for row in pyarrow.ipc.open_file(table).read_all().to_pylist():
-        if row["codec"] != "raw" or row["step_ref"] is not None:
+        if row["codec"] not in ("raw", "planes-zstd") or row["step_ref"] is not None:
             raise ValueError(f"{row['path']}: codec {row['codec']} of step {row['step_ref']}")
         by_path[row["path"]].append(row)
     return by_path
@@ -61,6 +66,40 @@ def read_chunks(folder, manifest):
 
 def element_bytes(dtype):
     return ELEMENT_BYTES.get(dtype) or int(dtype.lstrip("UIF").split("_")[0]) // 8
+
+
+def expanded(method, part, count):
+    """A plane of `count` bytes."""
+    if method == 0:
+        return part
+    if method == 1:
+        return pyarrow.Codec("zstd").decompress(part, count, asbytes=True)
+    return part * count
+
+
+def unpacked(stored):
+    """The elements of a compressed chunk."""
+    raw_bytes, version, width, rotated = struct.unpack_from("<QBBB", stored, len(stored) - 16)
+    if version != 1 or stored[-4:] != b"dtpz":
+        raise ValueError("not a compressed chunk of this version")
+    row = struct.Struct(f"<{1 + width}I")
+    at, whole = 0, bytearray()
+    table = len(stored) - 16 - -(-raw_bytes // BLOCK_BYTES) * row.size
+    for crc, *words in row.iter_unpack(stored[table:-16]):
+        raw = bytearray(min(BLOCK_BYTES, raw_bytes - len(whole)))
+        count = len(raw) // width
+        for plane, word in enumerate(words):
+            part, at = stored[at : at + word % (1 << 24)], at + word % (1 << 24)
+            raw[plane : count * width : width] = expanded(word >> 24, part, count)
+        rest = len(raw) - count * width
+        raw[count * width :], at = stored[at : at + rest], at + rest
+        if rotated:
+            numbers = array.array({2: "H", 4: "I", 8: "Q"}[width], bytes(raw[: count * width]))
+            back = (n >> 1 | (n & 1) << (8 * width - 1) for n in numbers)
+            raw[: count * width] = array.array(numbers.typecode, back).tobytes()
+        check(crc, raw, "a block")
+        whole += raw
+    return whole
 
 
 def read_tensor(folder, rows):
@@ -73,6 +112,7 @@ def read_tensor(folder, rows):
             file.seek(row["start"])
             data = file.read(row["length"])
         check(row["crc32c"], data, row["entry"])
+        data = unpacked(data) if row["codec"] == "planes-zstd" else data
         filled += len(data)
         if row["flat_start"] is not None or not shape:
             start = (row["flat_start"] or 0) * size

@@ -6,6 +6,7 @@ mod checkpoint_layout;
 mod ckpt_cli;
 mod commit;
 mod commit_faults;
+mod compressed;
 mod data_cli;
 mod fault_matrix;
 mod fault_store;

@@ -28,11 +28,12 @@ mod probe;
 mod tests;
 
 pub use decode::{Decoder, decode};
-pub use encode::Encoder;
+pub use encode::{Encoder, finish};
 pub use form::Form;
 pub use index::Index;
 pub use probe::probe;
 
+use crate::checkpoint::layout::Dtype;
 use crate::error::Error;
 
 /// Raw bytes of a block, the last one of a chunk may be shorter. Its planes stay in a core's cache
@@ -68,3 +69,20 @@ impl Fault {
         Error::corrupt(file, offset, self.expected, self.found, "use an older step")
     }
 }
+
+/// What a fuzzer feeds: a byte that chooses the dtype, three of the raw length, and stored bytes,
+/// which are decoded as they are and with a foot that fits.
+pub fn fuzz(bytes: &[u8]) {
+    let Some((&[name, a, b, c], stored)) = bytes.split_first_chunk() else { return };
+    let name = ["BF16", "F32", "F64", "U8"][usize::from(name % 4)];
+    let Ok(dtype) = Dtype::named(name) else { return };
+    let raw_bytes = u32::from_le_bytes([a, b, c, 0]) % FUZZ_BYTES_MAX;
+    let mut raw = vec![0; raw_bytes as usize];
+    let _ = decode(dtype, stored, &mut raw);
+    let mut whole = stored.to_vec();
+    whole.extend(index::foot(Form::of(dtype), raw_bytes.into()));
+    let _ = decode(dtype, &whole, &mut raw);
+}
+
+/// Raw bytes that a fuzzer may ask for: a few blocks.
+const FUZZ_BYTES_MAX: u32 = 3 * BLOCK_BYTES as u32;

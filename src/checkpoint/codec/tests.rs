@@ -189,6 +189,44 @@ fn each_lie_is_told_where_it_stands() {
     assert_eq!(Index::end_bytes(dtype("U8"), u64::MAX), Some((1 << 46) * 8 + 16));
 }
 
+/// Inputs of the fuzzer: small chunks, whole and without their foot.
+fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let seed = |choice: u8, name: &str, raw: &[u8], foot: bool| {
+        let mut bytes = vec![choice];
+        bytes.extend(&(raw.len() as u32).to_le_bytes()[..3]);
+        bytes.extend(encoded(name, raw));
+        bytes.truncate(bytes.len() - if foot { 0 } else { 16 });
+        bytes
+    };
+    vec![
+        ("bf16", seed(0, "BF16", &normal_bf16(600), true)),
+        ("fp32", seed(1, "F32", &normal_f32(500), false)),
+        ("fp64-constant", seed(2, "F64", &[0; 1001], false)),
+        ("bytes", seed(3, "U8", &b"abcd".repeat(99), false)),
+        ("two-blocks", seed(2, "F64", &vec![1; BLOCK_BYTES + 8], false)),
+    ]
+}
+
+#[test]
+fn the_corpus_replays_without_a_panic() {
+    let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/planes");
+    if std::env::var_os("DRIVETRAIN_BLESS").is_some() {
+        std::fs::create_dir_all(&corpus).unwrap();
+        for (name, seed) in seeds() {
+            std::fs::write(corpus.join(name), seed).unwrap();
+        }
+    }
+    let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().collect();
+    assert!(files.len() >= seeds().len(), "{} seeds", files.len());
+    for file in files {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        fuzz(&bytes);
+        for cut in (0..bytes.len()).step_by(7) {
+            fuzz(&bytes[..cut]);
+        }
+    }
+}
+
 /// Bytes with and without patterns, of any length.
 fn any_raw() -> impl Strategy<Value = Vec<u8>> {
     let len =

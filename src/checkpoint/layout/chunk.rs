@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 
 /// Codec of bytes stored as they are in memory.
 pub const RAW_CODEC: &str = "raw";
+/// Codec of [compressed](crate::checkpoint::codec) chunks.
+pub const PLANES_CODEC: &str = "planes-zstd";
 
 /// A stored piece of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +50,27 @@ impl Chunk {
         }
     }
 
+    /// Whether the bytes are stored as they are in memory.
+    pub fn is_raw(&self) -> bool {
+        self.codec == RAW_CODEC
+    }
+
+    /// Bytes of the elements in memory.
+    pub fn raw_bytes(&self) -> u64 {
+        if self.is_raw() {
+            return self.length;
+        }
+        let dtype = Dtype::named(&self.dtype);
+        let bytes = dtype.ok().and_then(|dtype| shape_bytes(&self.rect().extent, dtype));
+        bytes.unwrap_or_default()
+    }
+
+    /// Whether the stored bytes can be this many in memory.
+    fn holds(&self, raw_bytes: u64) -> bool {
+        let fewer = 0 < self.length && self.length < raw_bytes;
+        if self.is_raw() { raw_bytes == self.length } else { fewer }
+    }
+
     /// Checks that the row's numbers agree with each other and that this version can read it.
     /// `named_in` is the table's file name for the message.
     pub fn check(&self, named_in: &str) -> Result<Dtype> {
@@ -64,7 +87,7 @@ impl Chunk {
         let Ok(dtype) = Dtype::named(&self.dtype) else {
             return bad("a known dtype", self.dtype.clone());
         };
-        if self.codec != RAW_CODEC || self.step_ref.is_some() {
+        if !(self.is_raw() || self.codec == PLANES_CODEC) || self.step_ref.is_some() {
             return Err(Error::Unsupported {
                 what: format!("chunk of tensor {} with codec {}", self.path, self.codec),
                 advice: "read this checkpoint with a newer version".into(),
@@ -87,9 +110,9 @@ impl Chunk {
                 format!("{} in {:?}", describe(&range), self.shape),
             );
         }
-        if shape_bytes(&range.extent, dtype) != Some(self.length) {
+        if !shape_bytes(&range.extent, dtype).is_some_and(|bytes| self.holds(bytes)) {
             return bad(
-                "the bytes of the range",
+                "the bytes of the range, or fewer if compressed",
                 format!("{} bytes for {} of {}", self.length, describe(&range), self.dtype),
             );
         }
@@ -104,7 +127,7 @@ impl Chunk {
         self.offsets.len() == dims
             && self.extent.len() == dims
             && elements(&self.shape).is_some()
-            && shape_bytes(&self.extent, dtype) == Some(self.length)
+            && shape_bytes(&self.extent, dtype).is_some_and(|bytes| self.holds(bytes))
             && (0..dims).all(|d| {
                 let (from, n) = (self.offsets[d], self.extent[d]);
                 from >= 0 && n >= 0 && from.checked_add(n).is_some_and(|to| to <= self.shape[d])

@@ -11,7 +11,7 @@ mod names;
 mod rank_file;
 mod table;
 
-pub use chunk::{Chunk, RAW_CODEC};
+pub use chunk::{Chunk, PLANES_CODEC, RAW_CODEC};
 pub use crc::{crc32c, crc32c_join};
 pub use dtype::{Dtype, elements, shape_bytes};
 pub use manifest::{FileRecord, Manifest};

@@ -269,12 +269,18 @@ mod tests {
         let mut flat = chunk(0);
         (flat.flat, flat.offsets, flat.extent) = (Some((28, 4)), vec![], vec![]);
         flat.check("t").unwrap();
-        let wrong: [fn(&mut Chunk); 9] = [
+        let mut packed = chunk(0);
+        (packed.codec, packed.length) = ("planes-zstd".into(), 15);
+        packed.check("t").unwrap();
+        assert_eq!((packed.raw_bytes(), chunk(0).raw_bytes()), (16, 16));
+        let wrong: [fn(&mut Chunk); 11] = [
             |c| c.file = "../x".into(),
             |c| c.dtype = "F31".into(),
             |c| c.length = 15,
             |c| c.offsets = vec![8, 0],
             |c| c.codec = "zip".into(),
+            |c| c.codec = "planes-zstd".into(),
+            |c| (c.codec, c.length) = ("planes-zstd".into(), 0),
             |c| c.start = u64::MAX,
             |c| c.flat = Some((0, 4)),
             |c| (c.flat, c.offsets, c.extent) = (Some((29, 4)), vec![], vec![]),

@@ -1,20 +1,24 @@
 //! Fills tensors from chunks: few threads, each with a few large reads in flight; whoever receives
 //! a window computes its checksum and copies it into place while it is in the cache. What the page
 //! cache holds is read straight into the target where a part lies there in one piece: one copy, and
-//! the checksum is computed over what arrived.
+//! the checksum is computed over what arrived. Blocks of compressed chunks are decoded by whoever
+//! received them, into the target where they lie there in one piece.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use crc_fast::{CrcAlgorithm, Digest};
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
+use futures::stream::{self, FuturesUnordered};
+use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 
+use super::packed::{Place, Table, Unpacker, is_short, table, wanted};
 use super::windows::{Part, WINDOW_BYTES_MAX, Wanted, Window, windows};
 use super::{OLDER, OpenStep};
+use crate::checkpoint::codec::Index;
 use crate::checkpoint::flat::{fits, moves, prove};
 use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join, shape_bytes};
 use crate::checkpoint::rects::{Rect, Runs};
@@ -28,6 +32,13 @@ use crate::storage::{OpenOptions, ReadAt};
 const THREADS_MAX: usize = 4;
 /// Reads in flight per thread.
 const DEPTH: usize = 4;
+/// The same where chunks are compressed: decoding keeps a core busy. The memory in flight is the
+/// same.
+const UNPACK_THREADS_MAX: usize = 8;
+const UNPACK_DEPTH: usize = 2;
+const _: () = assert!(UNPACK_THREADS_MAX * UNPACK_DEPTH <= THREADS_MAX * DEPTH);
+/// Tables of long compressed chunks that are read at a time.
+const TABLES_AT_A_TIME: usize = 16;
 /// Bytes taken from the page cache at a time: checked and copied on while a core's cache has them.
 const PIECE_BYTES: usize = 256 << 10;
 /// Shorter parts are taken from the page cache together with their neighbours: a system call each
@@ -69,7 +80,8 @@ struct Memory {
 }
 
 // SAFETY: the coverage proof gives every byte of a target to exactly one chunk, every byte of a
-// chunk to exactly one window, and every window to one thread, so no byte has two writers.
+// chunk (every block of a compressed one) to exactly one window, and every window to one thread,
+// so no byte has two writers.
 unsafe impl Send for Memory {}
 // SAFETY: as above; nobody reads targets while they are filled.
 unsafe impl Sync for Memory {}
@@ -104,6 +116,8 @@ impl Memory {
 struct Need<'s> {
     chunk: &'s Chunk,
     uses: Vec<(usize, Runs)>,
+    /// Of a compressed chunk that comes in more than one part.
+    table: Option<Table>,
     /// Checksums of the parts seen so far, by their start.
     sums: Mutex<BTreeMap<u64, (u32, u64)>>,
 }
@@ -113,29 +127,48 @@ impl Need<'_> {
         let used: u64 = self.uses.iter().map(|(_, runs)| runs.run_bytes * runs.count).sum();
         match sharing {
             Sharing::Alone => false,
-            Sharing::Partial => used < self.chunk.length,
+            Sharing::Partial => used < self.chunk.raw_bytes(),
             Sharing::All => true,
         }
+    }
+
+    /// What is to be read of the chunk.
+    fn wanted(&self, id: usize) -> Vec<Wanted> {
+        if let Some(table) = &self.table {
+            return wanted(id, self.chunk, &table.index);
+        }
+        let (start, whole) = (self.chunk.start, !self.chunk.is_raw());
+        vec![Wanted { id, start, end: start + self.chunk.length, whole }]
+    }
+
+    fn named(&self, step: &OpenStep) -> String {
+        format!("{}, tensor {}", join(&step.folder, &self.chunk.file), self.chunk.path)
     }
 }
 
 pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>, sharing: Sharing) -> Result<()> {
-    let needs = needs(step, &targets)?;
+    let mut needs = needs(step, &targets)?;
     let memory: Vec<_> = targets
         .into_iter()
         .map(|t| Memory { start: t.data.as_mut_ptr(), len: t.data.len() })
         .collect();
-    let mut by_file: BTreeMap<&str, Vec<Wanted>> = BTreeMap::new();
+    let mut by_file: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (id, need) in needs.iter().enumerate() {
-        let (start, length) = (need.chunk.start, need.chunk.length);
-        let list = by_file.entry(&need.chunk.file).or_default();
-        list.push(Wanted { id, start, end: start + length });
+        by_file.entry(&need.chunk.file).or_default().push(id);
     }
     let names: Vec<&str> = by_file.keys().copied().collect();
+    let by_file: Vec<Vec<usize>> = by_file.values().cloned().collect();
     let files = block_on(open_files(step, &names))??;
+    for (id, table) in block_on(read_tables(step, &files, &by_file, &needs))?? {
+        let end = needs[id].chunk.start + needs[id].chunk.length;
+        needs[id].sums.lock().insert(end - table.sum.1, table.sum);
+        needs[id].table = Some(table);
+    }
+    let wanted = |ids: Vec<usize>| ids.into_iter().flat_map(|id| needs[id].wanted(id)).collect();
     let windows: Vec<Window> =
-        by_file.into_values().enumerate().flat_map(|(i, wanted)| windows(i, wanted)).collect();
+        by_file.into_iter().enumerate().flat_map(|(i, ids)| windows(i, wanted(ids))).collect();
     let crew = Crew {
+        step,
         needs: &needs,
         shared: &needs.iter().map(|need| need.is_shared(sharing)).collect::<Vec<_>>(),
         memory: &memory,
@@ -189,7 +222,12 @@ fn needs<'s>(step: &'s OpenStep, targets: &[Target<'_>]) -> Result<Vec<Need<'s>>
             }
             needs
                 .entry((path, c))
-                .or_insert_with(|| Need { chunk, uses: Vec::new(), sums: Mutex::default() })
+                .or_insert_with(|| Need {
+                    chunk,
+                    uses: Vec::new(),
+                    table: None,
+                    sums: Mutex::default(),
+                })
                 .uses
                 .extend(runs.into_iter().map(|r| (t, r)));
         }
@@ -234,6 +272,24 @@ async fn open_files(step: &OpenStep, names: &[&str]) -> Result<Vec<Opened>> {
     Ok(files)
 }
 
+/// Reads the tables of compressed chunks that come in parts, each with the number of its need.
+async fn read_tables(
+    step: &OpenStep,
+    files: &[Opened],
+    by_file: &[Vec<usize>],
+    needs: &[Need<'_>],
+) -> Result<Vec<(usize, Table)>> {
+    let pairs =
+        files.iter().zip(by_file).flat_map(|(file, ids)| ids.iter().map(move |&id| (file, id)));
+    let long = pairs.filter(|(_, id)| !needs[*id].chunk.is_raw() && !is_short(needs[*id].chunk));
+    let reads = long.map(|(file, id)| async move {
+        let chunk = needs[id].chunk;
+        let table = table(file.cached.as_ref(), &join(&step.folder, &chunk.file), chunk).await?;
+        Ok((id, table))
+    });
+    stream::iter(reads).buffer_unordered(TABLES_AT_A_TIME).try_collect().await
+}
+
 /// The header is not needed to restore, but a file whose header is damaged is damaged, and other
 /// readers of it would be misled.
 async fn check_header(step: &OpenStep, name: &str, path: &str, file: &dyn ReadAt) -> Result<()> {
@@ -254,6 +310,7 @@ async fn check_header(step: &OpenStep, name: &str, path: &str, file: &dyn ReadAt
 
 /// What the reading threads share.
 struct Crew<'a> {
+    step: &'a OpenStep,
     needs: &'a [Need<'a>],
     /// Of each need: whether it is read through the page cache.
     shared: &'a [bool],
@@ -267,10 +324,18 @@ struct Crew<'a> {
     error: Mutex<Option<Error>>,
 }
 
+/// What a thread works with.
+struct Hands {
+    /// What was taken from the page cache.
+    piece: Buffer,
+    unpacker: Unpacker,
+}
+
 impl Crew<'_> {
     fn run(&self) {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = cores.min(THREADS_MAX).min(self.windows.len().div_ceil(DEPTH));
+        let (threads, depth) = self.size();
+        let threads = cores.min(threads).min(self.windows.len().div_ceil(depth));
         thread::scope(|scope| {
             for _ in 1..threads {
                 // Without the thread the others do its work.
@@ -280,6 +345,12 @@ impl Crew<'_> {
             }
             self.work();
         });
+    }
+
+    /// Threads at most, and reads in flight of each.
+    fn size(&self) -> (usize, usize) {
+        let raw = self.needs.iter().all(|need| need.chunk.is_raw());
+        if raw { (THREADS_MAX, DEPTH) } else { (UNPACK_THREADS_MAX, UNPACK_DEPTH) }
     }
 
     fn work(&self) {
@@ -292,20 +363,21 @@ impl Crew<'_> {
 
     async fn read_windows(&self) -> Result<()> {
         let mut reads = FuturesUnordered::new();
-        let mut piece = Buffer::heap(PIECE_BYTES);
+        let mut hands = Hands { piece: Buffer::heap(PIECE_BYTES), unpacker: Unpacker::default() };
+        let (_, depth) = self.size();
         loop {
-            while reads.len() < DEPTH
+            while reads.len() < depth
                 && !self.stop.load(Ordering::Relaxed)
                 && let Some(window) = self.windows.get(self.next.fetch_add(1, Ordering::Relaxed))
             {
-                let Some(window) = self.deliver_cached(window, &mut piece) else { continue };
+                let Some(window) = self.deliver_cached(window, &mut hands)? else { continue };
                 let len = (window.end - window.start) as usize;
                 let buf = self.buffers.try_alloc(len).unwrap_or_else(|| Buffer::heap(len));
                 let read = self.reader(&window).read_at(window.start, buf);
                 reads.push(async move { (window, read.await) });
             }
             let Some((window, read)) = reads.next().await else { return Ok(()) };
-            self.deliver(&window.parts, window.start, &read?);
+            self.deliver(&window.parts, window.start, &read?, &mut hands.unpacker)?;
         }
     }
 
@@ -316,25 +388,27 @@ impl Crew<'_> {
     }
 
     /// Delivers what the page cache holds of the window's start; returns what must be read.
-    fn deliver_cached(&self, window: &Window, piece: &mut Buffer) -> Option<Window> {
+    fn deliver_cached(&self, window: &Window, hands: &mut Hands) -> Result<Option<Window>> {
         let mut i = 0;
         while let Some(part) = window.parts.get(i) {
             if self.stop.load(Ordering::Relaxed) {
-                return None;
+                return Ok(None);
             }
             let (count, reached) = if part.end - part.start < STRAIGHT_BYTES_MIN {
-                self.read_together(window, i, piece)
+                self.read_together(window, i, hands)?
+            } else if !self.needs[part.id].chunk.is_raw() {
+                (1, self.read_whole(window.file, part, hands)?)
             } else if let Some(target) = self.straight(part) {
                 (1, self.read_straight(window.file, part, target))
             } else {
-                (1, self.read_pieces(window.file, part, piece))
+                (1, self.read_pieces(window.file, part, hands)?)
             };
             if count == 0 || reached < part.end {
-                return Some(window.rest(i, reached));
+                return Ok(Some(window.rest(i, reached)));
             }
             i += count;
         }
-        None
+        Ok(None)
     }
 
     /// Where a part goes, if it goes to one place as it is.
@@ -368,37 +442,64 @@ impl Crew<'_> {
     }
 
     /// Reads a part from the page cache piece by piece and copies it on; returns how far it came.
-    fn read_pieces(&self, file: usize, part: &Part, piece: &mut Buffer) -> u64 {
+    fn read_pieces(&self, file: usize, part: &Part, hands: &mut Hands) -> Result<u64> {
         let file = &self.files[file].cached;
         let mut at = part.start;
         while at < part.end {
             let end = part.end.min(at + PIECE_BYTES as u64);
-            piece.set_len((end - at) as usize);
-            if !file.read_cached(at, piece) {
+            hands.piece.set_len((end - at) as usize);
+            if !file.read_cached(at, &mut hands.piece) {
                 break;
             }
-            self.deliver(&[Part { id: part.id, start: at, end }], at, piece);
+            let piece = [Part { id: part.id, start: at, end }];
+            self.deliver(&piece, at, &hands.piece, &mut hands.unpacker)?;
             at = end;
         }
-        at
+        Ok(at)
+    }
+
+    /// Reads a part of a compressed chunk from the page cache; returns its end, or its start if not
+    /// all of it is there.
+    fn read_whole(&self, file: usize, part: &Part, hands: &mut Hands) -> Result<u64> {
+        let bytes = (part.end - part.start) as usize;
+        if hands.piece.capacity() < bytes {
+            hands.piece = Buffer::heap(bytes);
+        }
+        hands.piece.set_len(bytes);
+        if !self.files[file].cached.read_cached(part.start, &mut hands.piece) {
+            return Ok(part.start);
+        }
+        self.deliver(&[*part], part.start, &hands.piece, &mut hands.unpacker)?;
+        Ok(part.end)
     }
 
     /// Reads short parts from the `first` on together; returns how many, and the first one's end
     /// (its start and 0 if they are not all in the page cache).
-    fn read_together(&self, window: &Window, first: usize, piece: &mut Buffer) -> (usize, u64) {
+    fn read_together(
+        &self,
+        window: &Window,
+        first: usize,
+        hands: &mut Hands,
+    ) -> Result<(usize, u64)> {
         let parts = window.together(first, STRAIGHT_BYTES_MIN, PIECE_BYTES as u64);
         let start = parts.first().map_or(window.end, |p| p.start);
         let end = parts.iter().map(|p| p.end).max().unwrap_or(start);
-        piece.set_len((end - start) as usize);
-        if !self.files[window.file].cached.read_cached(start, piece) {
-            return (0, start);
+        hands.piece.set_len((end - start) as usize);
+        if !self.files[window.file].cached.read_cached(start, &mut hands.piece) {
+            return Ok((0, start));
         }
-        self.deliver(parts, start, piece);
-        (parts.len(), end)
+        self.deliver(parts, start, &hands.piece, &mut hands.unpacker)?;
+        Ok((parts.len(), end))
     }
 
     /// Checks and copies parts, given the bytes from `start` of their file on.
-    fn deliver(&self, parts: &[Part], start: u64, bytes: &[u8]) {
+    fn deliver(
+        &self,
+        parts: &[Part],
+        start: u64,
+        bytes: &[u8],
+        unpacker: &mut Unpacker,
+    ) -> Result<()> {
         for part in parts {
             let need = &self.needs[part.id];
             let from = (part.start - start) as usize;
@@ -406,12 +507,60 @@ impl Crew<'_> {
             let sum = (crc32c(part_bytes), part_bytes.len() as u64);
             need.sums.lock().insert(part.start, sum);
             let (low, high) = (part.start - need.chunk.start, part.end - need.chunk.start);
-            for (target, runs) in &need.uses {
-                runs.within(low, high, |source, at, len| {
-                    let source = (source - low) as usize;
-                    self.memory[*target].write(at, &part_bytes[source..source + len as usize]);
-                });
+            if need.chunk.is_raw() {
+                self.place(need).take(low..high, part_bytes);
+            } else {
+                self.unpack(need, low, part_bytes, unpacker)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Decodes a part of a compressed chunk that starts `at` bytes into it.
+    fn unpack(&self, need: &Need<'_>, at: u64, part: &[u8], unpacker: &mut Unpacker) -> Result<()> {
+        let place = &mut self.place(need);
+        let unpacked = if let Some(table) = &need.table {
+            unpacker.blocks(&table.index, at, part, place)
+        } else {
+            let index = Index::of(Dtype::named(&need.chunk.dtype)?, need.chunk.raw_bytes(), part);
+            index.and_then(|index| unpacker.blocks(&index, at, part, place))
+        };
+        unpacked.map_err(|fault| fault.in_file(need.named(self.step), need.chunk.start))
+    }
+
+    fn place<'a>(&'a self, need: &'a Need<'_>) -> Uses<'a> {
+        Uses { memory: self.memory, uses: &need.uses }
+    }
+}
+
+/// Where the bytes of a chunk go.
+struct Uses<'a> {
+    memory: &'a [Memory],
+    uses: &'a [(usize, Runs)],
+}
+
+impl Place for Uses<'_> {
+    fn straight(&mut self, range: Range<u64>) -> Option<&mut [u8]> {
+        let [(target, runs)] = self.uses else { return None };
+        let at = runs.straight(range.start, range.end)?;
+        // SAFETY: this thread delivers the range, wholly before the next one, and holds `self`.
+        unsafe { self.memory.get(*target)?.slice_mut(at, range.end - range.start) }
+    }
+
+    fn wants(&self, range: Range<u64>) -> bool {
+        let mut found = false;
+        for (_, runs) in self.uses {
+            runs.within(range.start, range.end, |_, _, _| found = true);
+        }
+        found
+    }
+
+    fn take(&mut self, range: Range<u64>, bytes: &[u8]) {
+        for (target, runs) in self.uses {
+            runs.within(range.start, range.end, |source, at, len| {
+                let source = (source - range.start) as usize;
+                self.memory[*target].write(at, &bytes[source..source + len as usize]);
+            });
         }
     }
 }
@@ -423,7 +572,7 @@ fn check_sum(step: &OpenStep, need: &Need<'_>) -> Result<()> {
         return Ok(());
     }
     Err(Error::corrupt(
-        format!("{}, tensor {}", join(&step.folder, &need.chunk.file), need.chunk.path),
+        need.named(step),
         need.chunk.start,
         format!("crc32c {:08x}", need.chunk.crc32c),
         format!("{found:08x}"),

@@ -3,6 +3,7 @@
 pub mod attempts;
 mod diff;
 mod fill;
+mod packed;
 mod verify;
 mod windows;
 
@@ -19,6 +20,7 @@ use crate::storage::Store;
 
 pub use diff::{Change, Values, differences};
 pub use fill::{Sharing, Target};
+pub(super) use packed::Stream;
 pub use verify::Problem;
 
 const OLDER: &str = "use an older step";

@@ -1,14 +1,17 @@
-//! Reads every byte of a step once and compares checksums of files, headers and chunks.
+//! Reads every byte of a step once and compares checksums of files, headers and chunks. Compressed
+//! chunks are then read again and decoded.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-use super::OpenStep;
+use super::{OpenStep, Stream};
+use crate::checkpoint::codec::Decoder;
 use crate::checkpoint::layout::{Chunk, FileRecord, crc32c_join, join};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
-use crate::storage::OpenOptions;
+use crate::storage::{OpenOptions, ReadAt};
 
 /// Bytes per read.
 const READ_BYTES: u64 = 8 << 20;
@@ -42,6 +45,10 @@ pub async fn verify(step: &OpenStep, progress: &mut dyn FnMut(u64)) -> Result<Ve
         let mut inside = chunks.remove(file.path.as_str()).unwrap_or_default();
         inside.sort_by_key(|c| (c.start, c.length));
         match verify_file(step, file, &inside, progress).await {
+            // What was stored as it was written may have been written wrong.
+            Ok(found) if found.is_empty() => {
+                problems.extend(undecodable(step, &join(&step.folder, &file.path), &inside).await?);
+            }
             Ok(found) => problems.extend(found),
             Err(e @ (Error::NotFound { .. } | Error::Corrupt { .. } | Error::Io { .. })) => {
                 problems.push(Problem {
@@ -121,6 +128,37 @@ async fn verify_file(
         progress(len);
     }
     Ok(compare(&path, file, &list, &sums))
+}
+
+/// Compressed chunks of a file that cannot be decoded, or not to the bytes that were saved.
+async fn undecodable(step: &OpenStep, path: &str, chunks: &[&Chunk]) -> Result<Vec<Problem>> {
+    let mut problems = Vec::new();
+    let mut decoder = Decoder::default();
+    for chunk in chunks.iter().filter(|chunk| !chunk.is_raw()) {
+        let file = step.store.open(path, OpenOptions { direct: true }).await?;
+        if let Err(e) = decode_all(file, path, chunk, &mut decoder).await {
+            let (file, tensor) = (path.to_string(), chunk.path.clone());
+            problems.push(Problem { file, tensor, reason: e.to_string() });
+        }
+    }
+    Ok(problems)
+}
+
+async fn decode_all(
+    file: Arc<dyn ReadAt>,
+    path: &str,
+    chunk: &Chunk,
+    decoder: &mut Decoder,
+) -> Result<()> {
+    let mut stream = Stream::open(file, path.into(), chunk).await?;
+    let mut left = chunk.raw_bytes();
+    let mut raw = vec![0; READ_BYTES.min(left) as usize];
+    while left > 0 {
+        let take = READ_BYTES.min(left);
+        stream.next(decoder, &mut raw[..take as usize]).await?;
+        left -= take;
+    }
+    Ok(())
 }
 
 fn compare(path: &str, file: &FileRecord, list: &[Stretch<'_>], sums: &[u32]) -> Vec<Problem> {

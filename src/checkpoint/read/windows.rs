@@ -7,12 +7,17 @@ const GAP_BYTES_MAX: u64 = 64 << 10;
 /// Reads start on a page, as O_DIRECT wants.
 const ALIGN_BYTES: u64 = 4096;
 
+/// A range that must not be cut is at most this long, wherever it starts on a page.
+pub const WHOLE_BYTES_MAX: u64 = WINDOW_BYTES_MAX - ALIGN_BYTES;
+
 /// A range of a file that is wanted; `id` is the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
     pub id: usize,
     pub start: u64,
     pub end: u64,
+    /// Whether it comes in one part; then it is at most [`WHOLE_BYTES_MAX`] long.
+    pub whole: bool,
 }
 
 /// Part of a wanted range that a window holds, as offsets in the file.
@@ -39,9 +44,10 @@ pub fn windows(file: usize, mut wanted: Vec<Wanted>) -> Vec<Window> {
     for range in wanted {
         let mut at = range.start;
         while at < range.end {
+            let next = if range.whole { range.end - 1 } else { at };
             let fits = windows
                 .last()
-                .is_some_and(|w| at >= w.start && at <= w.end + GAP_BYTES_MAX && at < limit(w));
+                .is_some_and(|w| at >= w.start && at <= w.end + GAP_BYTES_MAX && next < limit(w));
             if !fits {
                 let start = at - at % ALIGN_BYTES;
                 windows.push(Window { file, start, end: at, parts: Vec::new() });
@@ -108,13 +114,15 @@ mod tests {
     proptest! {
         #[test]
         fn every_wanted_byte_is_in_exactly_one_part(
-            lengths in prop::collection::vec((0_u64..200_000, 0_u64..20_000_000), 0..12)
+            lengths in prop::collection::vec(
+                (0_u64..200_000, 0_u64..20_000_000, any::<bool>()), 0..12
+            )
         ) {
             let mut at = 0;
-            let wanted: Vec<_> = lengths.iter().enumerate().map(|(id, &(gap, len))| {
+            let wanted: Vec<_> = lengths.iter().enumerate().map(|(id, &(gap, len, whole))| {
                 let start = at + gap;
-                at = start + len;
-                Wanted { id, start, end: at }
+                at = start + if whole { len % (WHOLE_BYTES_MAX + 1) } else { len };
+                Wanted { id, start, end: at, whole }
             }).collect();
             let windows = windows(3, wanted.clone());
             let mut next: Vec<u64> = wanted.iter().map(|w| w.start).collect();
@@ -129,6 +137,7 @@ mod tests {
                 for p in &w.parts {
                     prop_assert!(p.start >= w.start && p.end <= w.end);
                     prop_assert_eq!(p.start, next[p.id]);
+                    prop_assert!(!wanted[p.id].whole || p.end == wanted[p.id].end);
                     next[p.id] = p.end;
                 }
             }

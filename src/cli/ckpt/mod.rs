@@ -16,6 +16,7 @@ use self::tree::tree_text;
 use super::args::StorageArgs;
 use super::output::Output;
 use super::{EXIT_OK, EXIT_PROBLEMS};
+use crate::checkpoint::layout::Chunk;
 use crate::checkpoint::{OpenStep, Problem, manifest_folders, open_folder, problem_of};
 use crate::error::{Error, Result};
 use crate::storage::{StorageOptions, Store, open_store};
@@ -190,7 +191,10 @@ struct TensorRow {
     path: String,
     dtype: String,
     shape: Vec<i64>,
+    /// Of its elements.
     bytes: u64,
+    /// On disk: fewer where chunks are compressed.
+    stored_bytes: u64,
     chunks: usize,
 }
 
@@ -234,13 +238,14 @@ fn inspected(open: &OpenStep, filter: &str) -> Inspected {
         rank: f.rank,
     };
     let tensors = open.tensors().filter(|(path, _)| path.contains(filter));
-    let row = |(path, chunks): (&str, &[crate::checkpoint::layout::Chunk])| {
+    let row = |(path, chunks): (&str, &[Chunk])| {
         let first = chunks.first()?;
         Some(TensorRow {
             path: path.into(),
             dtype: first.dtype.clone(),
             shape: first.shape.clone(),
-            bytes: chunks.iter().map(|c| c.length).sum(),
+            bytes: chunks.iter().map(Chunk::raw_bytes).sum(),
+            stored_bytes: chunks.iter().map(|c| c.length).sum(),
             chunks: chunks.len(),
         })
     };
@@ -277,6 +282,13 @@ fn inspect_text(it: &Inspected, depth: usize) -> String {
     for f in &it.files {
         let size = human_bytes(f.size_bytes);
         let _ = writeln!(text, "  {:>10}  crc32c {}  {}", size, f.crc32c, f.path);
+    }
+    let (bytes, stored) =
+        it.tensors.iter().fold((0, 0), |(raw, stored), t| (raw + t.bytes, stored + t.stored_bytes));
+    if stored < bytes {
+        let share = 100.0 * stored as f64 / bytes as f64;
+        let (bytes, stored) = (human_bytes(bytes), human_bytes(stored));
+        let _ = writeln!(text, "  compressed: {bytes} of tensors in {stored}, {share:.1} %");
     }
     text.push_str(&tree_text(&it.tensors, depth));
     let keys = it.state.as_object().map(|m| m.keys().cloned().collect::<Vec<_>>());

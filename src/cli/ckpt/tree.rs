@@ -93,7 +93,14 @@ mod tests {
     use super::*;
 
     fn row(path: &str, bytes: u64) -> TensorRow {
-        TensorRow { path: path.into(), dtype: "F32".into(), shape: vec![2], bytes, chunks: 1 }
+        TensorRow {
+            path: path.into(),
+            dtype: "F32".into(),
+            shape: vec![2],
+            bytes,
+            stored_bytes: bytes,
+            chunks: 1,
+        }
     }
 
     #[test]

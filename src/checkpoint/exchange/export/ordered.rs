@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Source;
+use crate::checkpoint::codec::Decoder;
 use crate::checkpoint::flat::{moves, prove};
 use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join};
+use crate::checkpoint::read::Stream;
 use crate::checkpoint::rects::{Rect, Runs};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
@@ -49,6 +51,8 @@ struct Cursor<'a> {
     within: u64,
     done: u64,
     crc: u32,
+    /// Decodes the chunk if it is compressed.
+    stream: Option<Stream<'a>>,
 }
 
 /// A tensor as a stream.
@@ -56,6 +60,7 @@ pub struct Ordered<'a> {
     folder: &'a str,
     path: &'a str,
     cursors: Vec<Cursor<'a>>,
+    decoder: Decoder,
     at: u64,
     bytes: u64,
 }
@@ -80,10 +85,15 @@ impl<'a> Ordered<'a> {
             let file = files.open(&chunk.file).await?;
             let runs = moves(&first.shape, rect, &whole, dtype.bytes);
             let (list, run, within, done, crc) = (0, 0, 0, 0, 0);
-            cursors.push(Cursor { chunk, file, runs, list, run, within, done, crc });
+            let stream = if chunk.is_raw() {
+                None
+            } else {
+                Some(Stream::open(Arc::clone(&file), join(folder, &chunk.file), chunk).await?)
+            };
+            cursors.push(Cursor { chunk, file, runs, list, run, within, done, crc, stream });
         }
-        let bytes = chunks.iter().map(|c| c.length).sum();
-        Ok(Self { folder, path, cursors, at: 0, bytes })
+        let bytes = chunks.iter().map(Chunk::raw_bytes).sum();
+        Ok(Self { folder, path, cursors, decoder: Decoder::default(), at: 0, bytes })
     }
 
     /// The next bytes. After the last ones all checksums have been compared.
@@ -91,7 +101,7 @@ impl<'a> Ordered<'a> {
         let end = self.at + out.len() as u64;
         let mut filled = 0;
         for cursor in &mut self.cursors {
-            filled += cursor.copy(self.at, end, out).await?;
+            filled += cursor.copy(self.at, end, out, &mut self.decoder).await?;
         }
         if filled != out.len() as u64 {
             let expected = format!("{} bytes", out.len());
@@ -130,7 +140,13 @@ impl Cursor<'_> {
     }
 
     /// Copies this chunk's part of bytes `at..end` of the tensor.
-    async fn copy(&mut self, at: u64, end: u64, out: &mut [u8]) -> Result<u64> {
+    async fn copy(
+        &mut self,
+        at: u64,
+        end: u64,
+        out: &mut [u8],
+        decoder: &mut Decoder,
+    ) -> Result<u64> {
         let mut pieces = Vec::new();
         let mut bytes = 0;
         while let Some(piece) = self.take(end) {
@@ -140,9 +156,7 @@ impl Cursor<'_> {
         if bytes == 0 {
             return Ok(0);
         }
-        let buffer = Buffer::heap(bytes as usize);
-        let read = self.file.read_at(self.chunk.start + self.done, buffer).await?;
-        self.crc = crc32c_join(self.crc, crc32c(&read), bytes);
+        let read = self.read(bytes, decoder).await?;
         for (source, target, n) in pieces {
             let from = source.checked_sub(self.done).map(|from| from as usize);
             let bytes = from.and_then(|from| read.get(from..from + n as usize));
@@ -155,6 +169,19 @@ impl Cursor<'_> {
         }
         self.done += bytes;
         Ok(bytes)
+    }
+
+    /// The chunk's next bytes.
+    async fn read(&mut self, bytes: u64, decoder: &mut Decoder) -> Result<Buffer> {
+        let mut buffer = Buffer::heap(bytes as usize);
+        if let Some(stream) = &mut self.stream {
+            stream.next(decoder, &mut buffer).await?;
+            self.crc = stream.stored_crc32c();
+            return Ok(buffer);
+        }
+        let read = self.file.read_at(self.chunk.start + self.done, buffer).await?;
+        self.crc = crc32c_join(self.crc, crc32c(&read), bytes);
+        Ok(read)
     }
 
     fn check(&self, folder: &str, path: &str) -> Result<()> {

@@ -137,7 +137,7 @@ impl Named {
             ));
         };
         let bytes = shape_bytes(&chunks[0].shape, Dtype::named(&chunks[0].dtype)?);
-        let bytes = bytes.unwrap_or_else(|| chunks.iter().map(|c| c.length).sum());
+        let bytes = bytes.unwrap_or_else(|| chunks.iter().map(Chunk::raw_bytes).sum());
         Ok(Found { path, chunks, bytes })
     }
 }
