@@ -90,4 +90,10 @@ pub const NAMES: NameList = &[
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.metadata", "StorageMeta"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+    ("deepspeed.runtime.zero.offload_config", "OffloadDeviceEnum"),
+    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+    ("argparse", "Namespace"),
 ];

@@ -35,6 +35,11 @@ pub trait Leaves {
     fn drops_attributes(&self) -> bool {
         true
     }
+    /// Whether objects of classes without a form are written as `{"class": …, "arguments": […],
+    /// "state": …}`, and enum members as their value; else they are refused.
+    fn shows_objects(&self) -> bool {
+        false
+    }
 }
 
 /// For documents without tensors.
@@ -303,11 +308,41 @@ impl Writer<'_> {
                     out.push_str(&text);
                     Ok(())
                 }
+                None if self.leaves.shows_objects() => self.shown(object, out),
                 None => {
                     Err(self.refuse(format!("an object of {}.{}", object.name.0, object.name.1)))
                 }
             },
         }
+    }
+
+    /// An object as what was recorded of it.
+    fn shown(&mut self, object: &Object<'_>, out: &mut String) -> Result<()> {
+        let (module, name) = object.name;
+        if let Some(value) = object.arguments.get(0)
+            && name.ends_with("Enum")
+        {
+            return self.value(value, out);
+        }
+        let _ = write!(out, "{{\"class\":{}", text_json(&format!("{module}.{name}")));
+        let mut field = |key: &str, inner: &mut dyn FnMut(&mut Self, &mut String) -> Result<()>| {
+            let _ = write!(out, ",\"{key}\":");
+            self.path.push(Key::Text(key.into()));
+            inner(self, out)?;
+            self.path.pop();
+            Ok(())
+        };
+        if !object.arguments.is_empty() {
+            field("arguments", &mut |w, out| w.list(object.arguments, out))?;
+        }
+        if let Some(state) = object.state {
+            field("state", &mut |w, out| w.value(state, out))?;
+        }
+        if !object.pairs.is_empty() {
+            field("items", &mut |w, out| w.dict(object.pairs, out))?;
+        }
+        out.push('}');
+        Ok(())
     }
 }
 

@@ -149,14 +149,15 @@ impl Folder {
         });
         for (entry, &sum) in image.entries.iter().zip(&sums.entries) {
             let Some(piece) = entry.piece.and_then(|i| pieces.get(i)) else { continue };
+            let flat = piece.is_flat();
             written.chunks.push(Chunk {
                 path: piece.path.clone(),
                 entry: entry.entry.clone(),
                 dtype: piece.dtype.name.into(),
                 shape: piece.shape.clone(),
-                offsets: piece.rect.offsets.clone(),
-                extent: piece.rect.extent.clone(),
-                flat: None,
+                offsets: if flat { vec![] } else { piece.rect.offsets.clone() },
+                extent: if flat { vec![] } else { piece.rect.extent.clone() },
+                flat: flat.then(|| (piece.rect.offsets[0], piece.rect.extent[0])),
                 file: name.clone(),
                 start: entry.start,
                 length: entry.length,

@@ -20,6 +20,7 @@ enum From {
     Auto,
     Drivetrain,
     Dcp,
+    Deepspeed,
     Pt,
     Safetensors,
 }
@@ -70,6 +71,8 @@ struct Answer {
     bytes: u64,
     /// Values whose bytes only torch can read.
     foreign: usize,
+    /// Values that have no form here; the state names them.
+    left_out: usize,
 }
 
 /// Runs the verb.
@@ -85,13 +88,18 @@ pub fn run(args: &Args, out: &Output) -> Result<u8> {
         tensors: done.tensors,
         bytes: done.bytes,
         foreign: done.foreign,
+        left_out: done.left_out,
     };
     out.answer(&answer, |a| {
         let foreign = match a.foreign {
             0 => String::new(),
             n => format!(", {n} values that only torch reads"),
         };
-        format!("{} tensors, {} bytes{foreign} to {}", a.tensors, a.bytes, a.target)
+        let left_out = match a.left_out {
+            0 => String::new(),
+            n => format!(", {n} values left out (named in the state)"),
+        };
+        format!("{} tensors, {} bytes{foreign}{left_out} to {}", a.tensors, a.bytes, a.target)
     });
     Ok(EXIT_OK)
 }
@@ -132,6 +140,7 @@ fn source_kind(args: &Args, storage: &StorageOptions) -> Result<SourceKind> {
     match args.from {
         From::Auto => detect(&args.source, storage),
         From::Dcp => Ok(SourceKind::Dcp),
+        From::Deepspeed => Ok(SourceKind::Deepspeed),
         From::Pt => Ok(SourceKind::Pt),
         From::Safetensors => Ok(SourceKind::Safetensors),
         From::Drivetrain => {

@@ -60,7 +60,7 @@ pub async fn write(
     out.finish().await?;
     store.sync_dir("").await?;
     let count = items.iter().filter(|i| i.tensor.is_some()).count();
-    Ok(Converted { tensors: count, bytes, foreign: 0 })
+    Ok(Converted { tensors: count, bytes, ..Converted::default() })
 }
 
 /// Leaves of the state as the usual planner finds them: dicts are taken apart, and lists that hold

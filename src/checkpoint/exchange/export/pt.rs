@@ -49,7 +49,7 @@ pub async fn write(
     }
     out.finish().await?;
     store.sync_dir("").await?;
-    Ok(Converted { tensors: found.len(), bytes, foreign: 0 })
+    Ok(Converted { tensors: found.len(), bytes, ..Converted::default() })
 }
 
 async fn records(

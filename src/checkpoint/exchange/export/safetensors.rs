@@ -68,7 +68,7 @@ pub async fn write(
         out.finish().await?;
     }
     store.sync_dir("").await?;
-    Ok(Converted { tensors, bytes, foreign: 0 })
+    Ok(Converted { tensors, bytes, ..Converted::default() })
 }
 
 fn entries(source: &Source) -> Result<Vec<Entry<'_>>> {

@@ -11,9 +11,9 @@ use drivetrain_formats::torch::{
 };
 use serde_json::{Map, Value, json};
 
+use super::archive::Archive;
 use super::bytes::Part;
 use super::feed::Span;
-use super::pt::Archive;
 use super::{Found, state};
 use crate::checkpoint::exchange::plain::plain_torch_value;
 use crate::checkpoint::layout::check_relative;

@@ -5,20 +5,26 @@
 //! |---|---|
 //! | `pt` | `torch.save` files, zip and legacy |
 //! | `dcp` | folders of torch.distributed.checkpoint |
+//! | `deepspeed/` | folders of DeepSpeed ZeRO |
 //! | `safetensors` | one file, or many with a `model.safetensors.index.json` |
+//! | `archive` | one file of `torch.save`: its pickle and its storages |
 //! | `feed`, `bytes` | the bytes of tensors, read ahead |
-//! | `state` | the tree of values |
+//! | `state`, `tensors` | the tree of values, and what stands for tensors in it |
 
+mod archive;
 mod bytes;
 mod dcp;
+mod deepspeed;
 mod feed;
 mod pt;
 mod safetensors;
 mod state;
+mod tensors;
 
 use std::sync::Arc;
 
 use super::folder::{Folder, Publication, fresh_attempt, step_of_folder};
+use crate::checkpoint::flat::fits;
 use crate::checkpoint::layout::{Dtype, Piece, shape_bytes};
 use crate::checkpoint::rects::Rect;
 use crate::error::{Error, Result};
@@ -34,6 +40,8 @@ pub use state::object_key;
 pub enum SourceKind {
     /// A folder of torch.distributed.checkpoint.
     Dcp,
+    /// A folder of DeepSpeed ZeRO.
+    Deepspeed,
     /// A file of `torch.save`.
     Pt,
     /// One or more safetensors files.
@@ -60,6 +68,8 @@ pub struct Converted {
     pub bytes: u64,
     /// Values whose bytes only torch can read.
     pub foreign: usize,
+    /// Values that have no form here and were left out; the state names them.
+    pub left_out: usize,
 }
 
 /// Everything found in a source: what will be written and where its bytes are.
@@ -71,10 +81,13 @@ struct Found {
     state_json: String,
     tensors: usize,
     foreign: usize,
+    left_out: usize,
+    /// The step that the source says it is.
+    step: Option<i64>,
 }
 
 impl Found {
-    /// Adds a rectangle whose bytes are at `span`; refuses numbers that do not fit.
+    /// Adds a rectangle or flat range whose bytes are at `span`; refuses numbers that do not fit.
     fn add(
         &mut self,
         path: &str,
@@ -83,7 +96,7 @@ impl Found {
         rect: Rect,
         span: Span,
     ) -> Result<()> {
-        let length = shape_bytes(&rect.extent, dtype).filter(|_| rect.is_inside(shape));
+        let length = shape_bytes(&rect.extent, dtype).filter(|_| fits(&rect, shape));
         let Some(length) = length else {
             let found = format!("{} of {shape:?}", rect.describe());
             return Err(Error::invalid(format!("tensor {path}"), "a rectangle inside", found));
@@ -94,6 +107,21 @@ impl Found {
         self.pieces.push(piece);
         self.spans.push(span);
         Ok(())
+    }
+
+    /// Puts the pieces in the order of the files, so that they are read from front to back.
+    fn sort_by_place(&mut self) {
+        let spans = std::mem::take(&mut self.spans);
+        let mut both: Vec<_> = std::mem::take(&mut self.pieces).into_iter().zip(spans).collect();
+        both.sort_by_key(|(_, span)| match span {
+            Span::Range { file, start } | Span::Turned { file, start, .. } => (*file, *start),
+            Span::Inline(_) => (0, 0),
+        });
+        for (at, (mut piece, span)) in both.into_iter().enumerate() {
+            piece.source = at;
+            self.pieces.push(piece);
+            self.spans.push(span);
+        }
     }
 }
 
@@ -108,6 +136,9 @@ pub fn detect(uri: &str, options: &StorageOptions) -> Result<SourceKind> {
     }
     let store = open_store(uri, options)?;
     let names = block_on(store.list_names(""))??;
+    if names.iter().any(|n| deepspeed::is_mark(n)) {
+        return Ok(SourceKind::Deepspeed);
+    }
     if names.iter().any(|n| n == dcp::METADATA) {
         return Ok(SourceKind::Dcp);
     }
@@ -139,6 +170,7 @@ pub fn import(
         match kind {
             SourceKind::Pt => pt::find(source, storage, under).await,
             SourceKind::Dcp => dcp::find(source, storage, under).await,
+            SourceKind::Deepspeed => deepspeed::find(source, storage, under).await,
             SourceKind::Safetensors => safetensors::find(source, storage, under).await,
         }
     })??;
@@ -147,14 +179,22 @@ pub fn import(
     let mut feed = SourceFeed::new(&found.files, &found.pieces, &found.spans, progress);
     let written = folder.write_rank(0, &found.pieces, &mut feed)?;
     folder.publish(Publication {
-        step: options.step.unwrap_or_else(|| step_of_folder(target)),
+        step: options.step.unwrap_or_else(|| match step_of_folder(target) {
+            0 => found.step.unwrap_or(0),
+            named => named,
+        }),
         world_size: 1,
         written,
         state_json: found.state_json,
         per_rank_json: vec!["{}".into()],
         overwrite: options.overwrite,
     })?;
-    Ok(Converted { tensors: found.tensors, bytes, foreign: found.foreign })
+    Ok(Converted {
+        tensors: found.tensors,
+        bytes,
+        foreign: found.foreign,
+        left_out: found.left_out,
+    })
 }
 
 /// How far a conversion is.
