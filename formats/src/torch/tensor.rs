@@ -42,22 +42,37 @@ fn bad(expected: &str, found: impl std::fmt::Display) -> Error {
     }
 }
 
-/// The tensor a recorded call makes; `None` if it makes something else.
+/// The tensor a recorded call makes; `None` if it makes something else. Attributes that someone put
+/// on a tensor or a parameter are left out.
 pub fn tensor_of(object: &Object<'_>) -> Result<Option<TensorRef>> {
-    if object.name.0 != "torch._utils" {
-        return Ok(None);
+    match object.name {
+        ("torch._tensor", "_rebuild_from_type_v2") => {
+            let (function, arguments) = (object.arguments.get(0), object.arguments.get(2));
+            match (function.map(Value::view), arguments.map(Value::view)) {
+                (Some(View::Name("torch._utils", name)), Some(View::Tuple(arguments))) => {
+                    rebuilt(name, arguments)
+                }
+                _ => Err(bad("how a tensor is made", "another value")),
+            }
+        }
+        ("torch._utils", name) => rebuilt(name, object.arguments),
+        _ => Ok(None),
     }
-    let arguments = object.arguments;
-    if object.name.1 == "_rebuild_parameter" {
+}
+
+/// What a function of torch makes of its arguments.
+fn rebuilt(name: &str, arguments: Sequence<'_>) -> Result<Option<TensorRef>> {
+    if name.starts_with("_rebuild_parameter") {
         let Some(View::Object(inner)) = arguments.get(0).map(Value::view) else {
             return Err(bad("the tensor of a parameter", "another value"));
         };
-        if inner.name.1 == "_rebuild_parameter" {
-            return Err(bad("the tensor of a parameter", "a parameter"));
+        // A tensor itself, since a parameter of parameters may have no end.
+        if inner.name.0 != "torch._utils" || inner.name.1.starts_with("_rebuild_parameter") {
+            return Err(bad("the tensor of a parameter", inner.name.1));
         }
-        return tensor_of(&inner);
+        return rebuilt(inner.name.1, inner.arguments);
     }
-    let dtype = match object.name.1 {
+    let dtype = match name {
         "_rebuild_tensor_v3" => match arguments.get(6).map(Value::view) {
             Some(View::Name("torch", name)) => Some(name),
             _ => return Err(bad("a dtype", "another value")),
