@@ -66,8 +66,9 @@ class Training:
         ]
         self.groups = [list(group) for group in groups]
         self.shapes = {n: torch.Size(s) for group in groups for n, s in group.items()}
-        make = lambda: {n: torch.randn(s, generator=draw) for n, s in self.shapes.items()}  # noqa: E731
-        self.weights, self.exp_avg, self.exp_avg_sq = make(), make(), make()
+        self.weights, self.exp_avg, self.exp_avg_sq = (
+            {n: torch.randn(s, generator=draw) for n, s in self.shapes.items()} for _ in range(3)
+        )
         self.frozen = {
             "frozen.a": torch.randn(5, 3, generator=draw).bfloat16(),
             "frozen.none": torch.zeros(0, 2).bfloat16(),

@@ -145,7 +145,8 @@ fn check_shares(model: &Model, head: &Shard, name: &str) -> Result<()> {
     if wanted == found {
         return Ok(());
     }
-    let advice = "weights that were swapped to a disk are not in the folder; else the file is of another save";
+    let advice = "weights that were swapped to a disk are not in the folder; else the file is \
+                  of another save";
     Err(Error::corrupt(
         name,
         0,
