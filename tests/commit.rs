@@ -21,6 +21,7 @@ pub const BLOCKING: SaveOptions = SaveOptions {
     skip_after: None,
     metrics: BTreeMap::new(),
     stage: None,
+    may_repeat: false,
 };
 const WAIT: Duration = Duration::from_mins(1);
 

@@ -290,3 +290,46 @@ fn light(rank: u32) -> Vec<Owned> {
     tensors.remove(1);
     tensors
 }
+
+/// The ranks of a job in one process: one stands still, and the others are told what it was at.
+#[test]
+fn the_last_words_of_a_rank_that_stands_still_reach_all_others() {
+    let cases = [
+        ("delay=9000ms@create:rank-00001", "saving step 1: writing rank-00001.safetensors, "),
+        ("delay=9000ms@finish:rank-00001", "saving step 1: making rank-00001.safetensors durable"),
+    ];
+    std::thread::scope(|scope| {
+        for (script, words) in cases {
+            scope.spawn(move || stands_still(script, words));
+        }
+    });
+}
+
+fn stands_still(script: &str, words: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let meet = Arc::new(MemoryMeet::default());
+    let options = || Options {
+        timeout: Duration::from_secs(4),
+        shm_dir: Some(dir.path().join("shm")),
+        ..Options::default()
+    };
+    let root = dir.path().join("run");
+    let three: Vec<_> = (0..3)
+        .map(|rank| {
+            let store: Arc<dyn Store> =
+                if rank == 1 { faulty(&root, script) } else { local(&root) };
+            let meet = Some(Arc::clone(&meet) as _);
+            Checkpointer::new(store, rank, 3, options(), meet).unwrap()
+        })
+        .collect();
+    let failed = on_all(&three, |r, ckpt| save(ckpt, 1, &share(r, 3, 1)).unwrap_err().to_string());
+    for rank in [0, 2] {
+        let text = &failed[rank];
+        assert!(text.contains("by rank 1 (its last word, "), "{text}");
+        assert!(text.contains(words), "{text}");
+    }
+    assert_eq!(failed[0], failed[2]);
+    on_all(&three, |_, ckpt| ckpt.close().unwrap());
+    assert!(meet.keys().iter().all(|key| !key.contains("words")), "{:?}", meet.keys());
+    assert!(alone(&root, Options::default()).steps().unwrap().is_empty());
+}

@@ -2,13 +2,16 @@
 //! refuses, each at a chosen request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use drivetrain::Error;
+use drivetrain::checkpoint::{Checkpointer, Options};
 use drivetrain::memory::Buffer;
 use drivetrain::runtime::block_on;
 use drivetrain::storage::{OpenOptions, Store, WriteOptions};
 
+use crate::commit::{Owned, save};
 use crate::store_contract::contract;
 use crate::support::s3::Server;
 
@@ -208,4 +211,73 @@ fn deletions_repeat() {
         }
     })
     .unwrap();
+}
+
+/// Begins an upload of two parts and goes away as a killed process does.
+async fn abandon(store: &dyn Store, path: &str) {
+    let options = WriteOptions { direct: false, size_bytes: Some(UPLOAD_BYTES as u64) };
+    let mut writer = store.create(path, options).await.unwrap();
+    writer.write(Bytes::from(vec![7; UPLOAD_BYTES / 2])).await.unwrap();
+    std::mem::forget(writer);
+}
+
+#[test]
+fn uploads_that_nobody_finished_are_found_page_by_page_and_aborted() {
+    for (bucket, uri) in [("faults", "s3://faults"), ("below", "s3://below/some run&co/ä")] {
+        let server = Server::with_pages(&[bucket], 2);
+        let store = server.open_hasty(uri);
+        block_on(async {
+            for i in 0..5 {
+                abandon(store.as_ref(), &format!("gone/{i}")).await;
+            }
+            abandon(store.as_ref(), "alive").await;
+            let elsewhere = server.open_hasty(&format!("s3://{bucket}"));
+            abandon(elsewhere.as_ref(), "zz-elsewhere").await;
+            let seen = parking_lot::Mutex::new(Vec::new());
+            let gone = |path: &str, begun_ns: i64| {
+                seen.lock().push((path.to_string(), begun_ns));
+                path.starts_with("gone/")
+            };
+            server.script("503@ListUploads::2; drop@ListUploads::4; lose@AbortUpload::1");
+            assert_eq!(store.abort_unfinished(&gone).await.unwrap(), 5, "{:?}", server.log());
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            let now_ns = now.unwrap().as_nanos() as i64;
+            for (path, begun_ns) in seen.lock().iter() {
+                assert!((now_ns - begun_ns).abs() < 3_600_000_000_000, "{path} {begun_ns}");
+            }
+            let left = server.upload_keys(bucket);
+            assert_eq!(left.len(), 2, "{left:?}");
+            assert!(left.iter().all(|k| k.ends_with("alive") || k == "zz-elsewhere"), "{left:?}");
+            server.script("403@ListUploads");
+            let refused = store.abort_unfinished(&gone).await.unwrap_err().to_string();
+            assert!(refused.contains("403") && refused.contains("ListBucket"), "{refused}");
+        })
+        .unwrap();
+    }
+}
+
+/// What a save may remove: its own kind of file, begun so long ago that nobody writes it any more.
+#[test]
+fn a_save_aborts_old_uploads_of_killed_saves_and_no_others() {
+    let server = Server::start(&["sweep"]);
+    let store = server.open("s3://sweep/run");
+    let own = "step-00000001/a-0123456789abcdef/rank-00000.safetensors";
+    block_on(async {
+        abandon(store.as_ref(), own).await;
+        abandon(store.as_ref(), "photos/large.tar").await;
+        server.age_uploads("sweep", Duration::from_hours(25));
+        abandon(store.as_ref(), "step-00000001/a-0123456789abcdee/rank-00000.safetensors").await;
+    })
+    .unwrap();
+    let shm = tempfile::tempdir().unwrap();
+    let options = Options { shm_dir: Some(shm.path().into()), ..Options::default() };
+    let ckpt = Checkpointer::new(Arc::clone(&store), 0, 1, options, None).unwrap();
+    save(&ckpt, 2, &[Owned::whole("w", &[9], 1)]).unwrap();
+    ckpt.close().unwrap();
+    let mut left = server.upload_keys("sweep");
+    left.sort();
+    assert_eq!(
+        left,
+        ["run/photos/large.tar", "run/step-00000001/a-0123456789abcdee/rank-00000.safetensors"]
+    );
 }

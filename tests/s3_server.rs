@@ -106,6 +106,7 @@ fn a_real_s3_server_keeps_the_contract() {
     contract(&server.open("s3://contract"));
     contract(&server.open("s3://contract/some/prefix/"));
     unfinished_uploads_are_aborted(&server);
+    abandoned_uploads_are_aborted(&server);
     requests_are_counted(&server);
     lost_answers_are_settled(&server);
     stores_work_after_a_fork(&server);
@@ -136,6 +137,32 @@ fn unfinished_uploads_are_aborted(server: &Server) {
             }
             assert!(store.list("").await.unwrap().is_empty());
         }
+    })
+    .unwrap();
+}
+
+/// What killed processes left is found by the list of uploads, which this server has its own idea
+/// of.
+fn abandoned_uploads_are_aborted(server: &Server) {
+    server.bucket("abandoned");
+    let store = server.open("s3://abandoned/some/run");
+    block_on(async {
+        for path in ["step-00000001/a&b", "photos"] {
+            let options = WriteOptions { direct: false, size_bytes: Some(20 << 20) };
+            let mut writer = store.create(path, options).await.unwrap();
+            writer.write(Bytes::from(vec![7_u8; 9 << 20])).await.unwrap();
+            std::mem::forget(writer);
+        }
+        let started = Instant::now();
+        let uploads = || server.request("GET", "/abandoned?uploads").unwrap();
+        while uploads().matches("<UploadId>").count() < 2 {
+            assert!(started.elapsed() < START_TIMEOUT, "{}", uploads());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let gone = |path: &str, begun_ns: i64| path.starts_with("step-") && begun_ns > 0;
+        assert_eq!(store.abort_unfinished(&gone).await.unwrap(), 1, "{}", uploads());
+        assert_eq!(uploads().matches("<UploadId>").count(), 1);
+        assert_eq!(store.abort_unfinished(&gone).await.unwrap(), 0);
     })
     .unwrap();
 }

@@ -32,6 +32,13 @@ fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
 
 /// path, dtype, shape, offsets, extent, address, bytes, replicas, pin_rank
 type SaveRow = (String, String, Vec<i64>, Vec<i64>, Vec<i64>, usize, usize, Vec<u32>, Option<u32>);
+/// step, number of the save call, session, world size, rank, problem
+type LeftRow = (i64, u64, u64, u32, u32, Option<String>);
+
+fn left_row(left: checkpoint::Left) -> LeftRow {
+    (left.step, left.op, left.session, left.world_size, left.rank, left.problem)
+}
+
 /// path, dtype, shape, offsets, extent, address, bytes
 type ReadRow = (String, String, Vec<i64>, Vec<i64>, Vec<i64>, usize, usize);
 
@@ -90,9 +97,11 @@ impl Checkpointer {
     /// between the two; what it raises fails the save on all ranks.
     ///
     /// `skip_after_s`: while both staging slots are being written, wait so long and then leave the
-    /// save out on all ranks; None waits as long as the timeout.
+    /// save out on all ranks; None waits as long as the timeout. `may_repeat`: what `check` raises
+    /// is raised, and this call does not count: the caller makes it anew.
     #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite,
-        check=None, skip_after_s=None, metrics=None, stage=None))]
+        check=None, skip_after_s=None, metrics=None, stage=None,
+        may_repeat=false))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn save(
         &self,
@@ -107,12 +116,13 @@ impl Checkpointer {
         skip_after_s: Option<f64>,
         metrics: Option<BTreeMap<String, f64>>,
         stage: Option<u32>,
+        may_repeat: bool,
     ) -> PyResult<SaveHandle> {
         let skip_after = skip_after_s.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
         let rows: Vec<_> = tensors.into_iter().map(input).collect();
         let finite = |(name, value): (String, f64)| (name, value.is_finite().then_some(value));
         let metrics = metrics.into_iter().flatten().map(finite).collect();
-        let options = SaveOptions { overwrite, blocking, skip_after, metrics, stage };
+        let options = SaveOptions { overwrite, blocking, skip_after, metrics, stage, may_repeat };
         let mut raised = None;
         let mut check = || {
             let Some(check) = &check else { return Ok(()) };
@@ -139,10 +149,25 @@ impl Checkpointer {
     }
 
     /// Snapshots that a killed process of this run and rank left in shared memory, each checked
-    /// byte by byte: (step, number of its save call, session or 0, None or why it is not usable).
-    fn left(&self, py: Python<'_>) -> Vec<(i64, u64, u64, Option<String>)> {
-        let left = py.detach(|| self.inner.left());
-        left.into_iter().map(|l| (l.step, l.op, l.session, l.problem)).collect()
+    /// byte by byte: (step, number of its save call, session or 0, ranks that saved together, rank,
+    /// None or why it is not usable).
+    fn left(&self, py: Python<'_>) -> Vec<LeftRow> {
+        py.detach(|| self.inner.left()).into_iter().map(left_row).collect()
+    }
+
+    /// Whether there are more on this machine, of other ranks.
+    fn more_left(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.inner.more_left())
+    }
+
+    /// `left`, and those of ranks that nobody is now; all ranks must have called `left` before.
+    fn left_elsewhere(&self, py: Python<'_>) -> Vec<LeftRow> {
+        py.detach(|| self.inner.left_elsewhere()).into_iter().map(left_row).collect()
+    }
+
+    /// Commits all parts of a save that this process holds, each as the rank that staged it.
+    fn adopt_parts(&self, py: Python<'_>, step: i64, op: u64, session: u64) -> PyResult<()> {
+        py.detach(|| self.inner.adopt_parts(step, op, session)).map_err(|e| raise(&e))
     }
 
     /// Commits one of `left` in the background; all ranks call it for the same one.
@@ -217,6 +242,13 @@ impl Checkpointer {
             self.inner.agree(tag, payload, &mut signals)
         });
         said.map_err(|e| interrupt.unwrap_or_else(|| raise(&e)))
+    }
+
+    /// Says what this rank does until its next meeting, for the error on the others if it does not
+    /// come; None when it is over.
+    #[pyo3(signature = (what=None))]
+    fn doing(&self, what: Option<&str>) {
+        self.inner.doing(what);
     }
 
     /// Leaves a note for the other ranks, which must have met before.

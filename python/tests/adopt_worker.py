@@ -97,6 +97,41 @@ def restore(rank, world, folder):
     return found
 
 
+def restore_elsewhere(rank, world, folder):
+    """As many processes as there are now restore what STAGED_BY had staged; then one more step."""
+    old = int(os.environ["STAGED_BY"])
+    rows = ROWS * old
+    first, last = rows * rank // world, rows * (rank + 1) // world
+    target = {
+        "own": dt.Sharded(np.zeros((last - first, 512), np.float32), (rows, 512), (first, 0)),
+        "same": {"a": np.zeros(3000, np.int32), "b": np.arange(7) * 0},
+        "extra": {},
+    }
+    ckpt = checkpointer(folder, rank, world)
+    r = ckpt.restore(target, strict=False)
+    found = {
+        "step": r.step,
+        "adopted": r.adopted,
+        "skipped": [[step, why] for step, why in r.skipped],
+        "steps": ckpt.steps(),
+        "slots": sorted(p.name for p in (folder / "shm").iterdir()) if rank == 0 else [],
+    }
+    states = [state_of(r.step, other, old) for other in range(old)]
+    whole = np.concatenate([state["own"].tensor for state in states])
+    found["right"] = bool(
+        (target["own"].tensor == whole[first:last]).all()
+        and all((target["same"][k] == states[0]["same"][k]).all() for k in "ab")
+        and target["extra"] == {"step": r.step}
+    )
+    found["saved by"] = ckpt._native.open(r.step).world_size
+    found["whole"] = ckpt.verify(r.step).ok
+    ckpt.save(3, state_of(3, rank, world), blocking=True)
+    again = ckpt.restore({"extra": {}}, strict=False, rng=False)
+    found["goes on"] = [again.step, again.adopted, again.skipped]
+    ckpt.close()
+    return found
+
+
 def three_saves(rank, world, folder):
     """Writes are slow on some rank, so the third save finds both slots busy there."""
     ckpt = checkpointer(folder, rank, world, on_busy="skip", keep=None)

@@ -48,6 +48,18 @@ def missing_rank(rank, world, folder):
     return {}
 
 
+def large_save(rank, world, folder):
+    """20 MB per rank; the fault that keeps one of them from writing comes from outside."""
+    own = np.full((5_000_000,), rank, np.float32)
+    state = {"w": dt.Sharded(own, (5_000_000 * world,), (5_000_000 * rank,))}
+    with dt.Checkpointer(folder / "run", rank=rank, world_size=world, timeout="15s") as ckpt:
+        try:
+            ckpt.save(1, state, blocking=True)
+        except _native.DrivetrainError as error:
+            return {"kind": type(error).__name__, "text": str(error), "steps": ckpt.steps()}
+    return {}
+
+
 def torch_two_ranks(rank, world, folder):
     """Everything that needs a process group, in one start of torch."""
     import torch

@@ -303,6 +303,62 @@ def test_a_read_only_root_is_refused_at_once(tmp_path):
     in_namespace('mount -t tmpfs -o size=1m,ro none "$ROOT"', script, root)
 
 
+RESTORES_ALL_THE_SAME = """
+    import os
+    import numpy as np
+    import drivetrain as dt
+    with dt.Checkpointer(os.environ["ROOT"]) as ckpt:
+        w = np.zeros(1000)
+        r = ckpt.restore({"w": w})
+        assert r.step == 1 and (w == 7).all(), r
+        try:
+            ckpt.save(2, {"w": np.zeros(3_000_000, np.uint8)})
+        except dt.StorageError as error:
+            CHECK
+        else:
+            raise SystemExit("it was saved")
+        assert ckpt.steps() == [1]
+        AFTER
+"""
+SAVES_ONE_STEP = (
+    "import os, numpy as np, drivetrain as dt; "
+    "dt.Checkpointer(os.environ['ROOT']).save(1, {'w': np.full(1000, 7.0)}, blocking=True)"
+)
+
+
+def test_a_read_only_root_with_a_step_restores_it_and_refuses_to_save(tmp_path):
+    root = tmp_path / "disk"
+    root.mkdir()
+    setup = (
+        'mount -t tmpfs -o size=1m none "$ROOT" && '
+        f'"{sys.executable}" -c "{SAVES_ONE_STEP}" && mount -o remount,ro "$ROOT"'
+    )
+    check = 'assert os.environ["ROOT"] in str(error) and "writable" in str(error), error'
+    in_namespace(
+        setup, RESTORES_ALL_THE_SAME.replace("CHECK", check).replace("AFTER", "pass"), root
+    )
+
+
+def test_a_full_root_restores_and_saves_again_when_there_is_room(tmp_path):
+    root = tmp_path / "disk"
+    root.mkdir()
+    setup = (
+        'mount -t tmpfs -o size=4m none "$ROOT" && '
+        f'"{sys.executable}" -c "{SAVES_ONE_STEP}" && '
+        '{ cat /dev/zero > "$ROOT/ballast" 2>/dev/null || true; }'
+    )
+    check = (
+        'assert isinstance(error, dt.NoSpace) and "have 0 bytes" in str(error), error; '
+        'need = int(str(error).split("need ")[1].split()[0]); assert need >= 3_000_000, error'
+    )
+    after = (
+        'os.remove(os.environ["ROOT"] + "/ballast"); '
+        'assert ckpt.save(2, {"w": np.zeros(3_000_000, np.uint8)}, blocking=True).wait() == 2; '
+        "assert ckpt.failed_saves == 1"
+    )
+    in_namespace(setup, RESTORES_ALL_THE_SAME.replace("CHECK", check).replace("AFTER", after), root)
+
+
 def test_a_full_staging_folder_means_private_memory(tmp_path):
     root = tmp_path / "shm"
     root.mkdir()

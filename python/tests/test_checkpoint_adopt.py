@@ -88,17 +88,56 @@ def is_staged(slot):
         return file.read(8) == b"dt-slot1"
 
 
-def test_another_world_size_takes_nothing_over(tmp_path):
+@pytest.mark.parametrize("old, new", [(2, 1), (2, 3), (3, 2), (1, 2)])
+def test_another_world_size_adopts_what_all_ranks_had_staged(tmp_path, old, new):
+    launch("one_then_killed_writing", old, tmp_path, True, DRIVETRAIN_FAULT=KILL_AT_FIRST_BYTE)
+    assert not list((tmp_path / "run").glob("step-00000002/*/*"))
+    answers = launch("restore_elsewhere", new, tmp_path, STAGED_BY=str(old))
+    check(answers, step=2, adopted=True, steps=[1, 2])
+    for answer in answers:
+        assert answer["saved by"] == old and answer["whole"] and answer["skipped"] == [], answer
+    assert slots(tmp_path) == []
+
+
+def test_killed_while_adopting_leaves_all_parts_to_the_next_processes(tmp_path):
+    launch("one_then_killed_writing", 2, tmp_path, True, DRIVETRAIN_FAULT=KILL_AT_FIRST_BYTE)
+    staged = {"STAGED_BY": "2"}
+    fault = "kill@put_new:step-00000002"
+    launch("restore_elsewhere", 1, tmp_path, True, DRIVETRAIN_FAULT=fault, **staged)
+    assert not (tmp_path / "run" / "step-00000002" / "manifest.json").exists()
+    answers = launch("restore_elsewhere", 3, tmp_path, **staged)
+    check(answers, step=2, adopted=True, steps=[1, 2])
+    assert slots(tmp_path) == []
+
+
+def test_an_error_while_adopting_keeps_the_parts_until_it_works(tmp_path):
     launch("one_then_killed_writing", 2, tmp_path, True, DRIVETRAIN_FAULT=KILL_AT_FIRST_BYTE)
     program = (
-        "import sys, drivetrain as dt, numpy as np\n"
+        "import sys, drivetrain as dt\n"
         "c = dt.Checkpointer(sys.argv[1], shm_dir=sys.argv[2])\n"
         "r = c.restore({'extra': {}}, strict=False, rng=False)\n"
         "assert r.step == 1 and not r.adopted, r\n"
-        "assert [s for s, _ in r.skipped] == [2] and 'world' in r.skipped[0][1], r.skipped\n"
+        "assert [s for s, _ in r.skipped] == [2] and 'injected' in r.skipped[0][1], r.skipped\n"
     )
     command = [sys.executable, "-c", program, tmp_path / "run", tmp_path / "shm"]
-    subprocess.run(command, check=True, timeout=DEADLINE_S)
+    faulty = {**os.environ, "DRIVETRAIN_FAULT": "eio@create:step-00000002"}
+    subprocess.run(command, check=True, timeout=DEADLINE_S, env=faulty)
+    assert len(slots(tmp_path)) == 2, "both parts"
+    (answer,) = launch("restore_elsewhere", 1, tmp_path, STAGED_BY="2")
+    check([answer], step=2, adopted=True, steps=[1, 2])
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_another_world_size_takes_nothing_over_when_a_part_is_lost(tmp_path, new):
+    launch("one_then_killed_writing", 2, tmp_path, True, DRIVETRAIN_FAULT=KILL_AT_FIRST_BYTE)
+    for slot in slots(tmp_path):
+        if "-default-1-" in slot.name and is_staged(slot):
+            slot.unlink()
+    answers = launch("restore_elsewhere", new, tmp_path, STAGED_BY="2")
+    check(answers, step=1, adopted=False, steps=[1])
+    for answer in answers:
+        ((step, why),) = answer["skipped"]
+        assert step == 2 and "ranks 1 of 2 have none" in why, answer
     assert slots(tmp_path) == []
 
 

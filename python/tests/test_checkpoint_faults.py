@@ -60,6 +60,38 @@ def test_a_tensor_that_changes_during_the_copy_fails_the_save(tmp_path):
         assert handle.done() and ckpt.failed_saves == 1
 
 
+def test_a_save_is_copied_anew_when_a_tensor_changed_meanwhile(tmp_path):
+    weight, counter = nn.Parameter(torch.zeros(100)), {"n": 0}
+
+    def twice():
+        if counter["n"] < 2:
+            counter["n"] += 1
+            with torch.no_grad():
+                weight.add_(1)
+
+    state = {"v": {"w": weight}, "extra": counter}
+    with meddled(tmp_path / "a", twice) as ckpt:
+        handle = ckpt.save(1, state)
+        assert handle.wait() == 1 and handle.recopies == 2
+        assert ckpt.stats()["recopied_saves"] == 2 and ckpt.failed_saves == 0
+        # all of it was collected again, what is no tensor, too
+        counter["n"] = 0
+        live = {"v": {"w": torch.zeros(100)}, "extra": {}}
+        assert ckpt.restore(live).step == 1
+        assert live["extra"] == {"n": 2} and (live["v"]["w"] == 2).all()
+        assert ckpt.save(2, state, blocking=True).recopies == 2
+    counter["n"] = 0
+    with meddled(tmp_path / "b", twice, recopies=1) as ckpt:
+        with pytest.raises(_native.Corrupt, match=r"v\.w"):
+            ckpt.save(1, state)
+        assert ckpt.stats()["recopied_saves"] == 1 and ckpt.steps() == []
+        # the calls of all ranks are counted alike, however often one was repeated
+        assert ckpt.save(2, state, blocking=True).recopies == 0
+    for recopies in (-1, 17, 1.0):
+        with pytest.raises(_native.InvalidArgument, match="recopies"):
+            dt.Checkpointer(tmp_path / "c", recopies=recopies)
+
+
 class Failing:
     """A native handle whose save failed in the background."""
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::meet::{Room, Tick};
+use super::meet::{Room, Tick, missing_error};
 use crate::error::{Error, Result};
 
 /// What a rank says.
@@ -18,7 +18,7 @@ struct Said {
 #[derive(Serialize, Deserialize)]
 enum Heard {
     All(Vec<String>),
-    Missing(Vec<u32>),
+    Missing { ranks: Vec<u32>, words: String },
     Tags(BTreeMap<u32, String>),
 }
 
@@ -33,6 +33,22 @@ pub fn agree(
     if room.world_size == 1 {
         return Ok(vec![payload.into()]);
     }
+    let doing = room.words.begin(format!("agreeing on {tag}"));
+    let heard = hear(room, op, tag, payload, tick);
+    doing.end();
+    match heard? {
+        Heard::All(payloads) => Ok(payloads),
+        Heard::Missing { ranks, words } => Err(missing_error(tag, &ranks, room.timeout, &words)),
+        Heard::Tags(tags) => {
+            let found = tags.iter().map(|(r, t)| format!("rank {r}: {t}"));
+            let found = found.collect::<Vec<_>>().join(", ");
+            Err(Error::invalid("agreement", "the same call on all ranks", found))
+        }
+    }
+}
+
+/// What rank 0 tells everybody.
+fn hear(room: &Room, op: u64, tag: &str, payload: &str, tick: Tick<'_>) -> Result<Heard> {
     let meeting = format!("agree-{op}");
     let own = Said { tag: tag.into(), payload: payload.into() };
     let heard = if room.rank == 0 {
@@ -45,15 +61,7 @@ pub fn agree(
             None => return Err(room.missing(&format!("answering ({tag})"), &[0])),
         }
     };
-    match heard {
-        Heard::All(payloads) => Ok(payloads),
-        Heard::Missing(ranks) => Err(room.missing(tag, &ranks)),
-        Heard::Tags(tags) => {
-            let found = tags.iter().map(|(r, t)| format!("rank {r}: {t}"));
-            let found = found.collect::<Vec<_>>().join(", ");
-            Err(Error::invalid("agreement", "the same call on all ranks", found))
-        }
-    }
+    Ok(heard)
 }
 
 fn lead(room: &Room, meeting: &str, op: u64, own: Said, tick: Tick<'_>) -> Result<Heard> {
@@ -74,7 +82,8 @@ fn lead(room: &Room, meeting: &str, op: u64, own: Said, tick: Tick<'_>) -> Resul
     let missing: Vec<u32> = others.iter().copied().filter(|r| !said.contains_key(r)).collect();
     let alike = said.values().all(|s| s.tag == said[&0].tag);
     let heard = if !missing.is_empty() {
-        Heard::Missing(missing)
+        let words = room.words.last(&missing);
+        Heard::Missing { ranks: missing, words }
     } else if alike {
         Heard::All(said.into_values().map(|s| s.payload).collect())
     } else {

@@ -102,6 +102,10 @@ pub struct IoCounters {
     pub retries: u64,
 }
 
+/// Whether a write of this path that began then (nanoseconds since the Unix epoch, 0 if unknown)
+/// has nobody any more who would end it.
+pub type Abandoned<'a> = &'a (dyn Fn(&str, i64) -> bool + Send + Sync);
+
 /// A place with named objects. Paths are relative, `/`-separated, and may not contain `..`.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Root URI without credentials, as it appears in errors.
@@ -151,6 +155,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Removes the folder `path` if it is empty; stores without folders do nothing.
     fn remove_dir<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<()>>;
+
+    /// Gives up streamed writes of new objects below the root that never ended and that `abandoned`
+    /// says so of; returns how many. Stores that keep nothing of such writes do nothing.
+    fn abort_unfinished<'a>(&'a self, _abandoned: Abandoned<'a>) -> BoxFuture<'a, Result<usize>> {
+        Box::pin(std::future::ready(Ok(0)))
+    }
 
     /// Makes the entries of folder `path` durable; stores without folders do nothing.
     fn sync_dir<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<()>>;

@@ -27,7 +27,9 @@ const THREADS: usize = 6;
 fn applies(action: &str, record: &Record) -> bool {
     match action {
         "half-request" => ["Put", "UploadPart", "Complete"].contains(&record.op),
-        "half-answer" => ["Get", "List", "CreateUpload", "Complete"].contains(&record.op),
+        "half-answer" => {
+            ["Get", "List", "ListUploads", "CreateUpload", "Complete"].contains(&record.op)
+        }
         _ => true,
     }
 }

@@ -1,18 +1,17 @@
 """`Checkpointer`: saves and restores all that training is, as one commit per step."""
 
-import atexit
 import os
 import time
 import warnings
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from drivetrain import _native
 from drivetrain._checkpoint import meeting
 from drivetrain._checkpoint.adopt import Adoption, adopt
+from drivetrain._checkpoint.at_exit import close_at_exit
 from drivetrain._checkpoint.durations import seconds
-from drivetrain._checkpoint.guard import Guard, check_mode
+from drivetrain._checkpoint.guard import Collected, Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
 from drivetrain._checkpoint.overlap import Overlap
 from drivetrain._checkpoint.preempt import Preemption
@@ -21,13 +20,15 @@ from drivetrain._checkpoint.restore import Restore
 from drivetrain._checkpoint.rng import rng_state
 from drivetrain._checkpoint.stages import checked_stage
 from drivetrain._checkpoint.tree import Snapshot
-from drivetrain._checkpoint.typed_json import format_path
+from drivetrain._checkpoint.typed_json import dotted
 from drivetrain._checkpoint.values import (
     Keep,
     Problem,
     Restored,
     RestorePlan,
     Verified,
+    check_choice,
+    check_step,
     checked_metrics,
 )
 
@@ -40,8 +41,8 @@ SOFT_FAILURES = (
     _native.Corrupt,
 )
 
-#: Steps are signed 64-bit numbers in the manifest.
-STEP_MAX = 2**63 - 1
+#: A state that changes under every one of so many copies will not hold still for the next.
+RECOPIES_MAX = 16
 
 
 class Checkpointer:
@@ -51,7 +52,8 @@ class Checkpointer:
     any point leaves the old steps and either no new one or a whole one.
 
     Args:
-        uri: folder or object store URI; created if missing, refused if not writable.
+        uri: folder or object store URI; created if missing. One that cannot be written is
+            refused, unless it holds steps to restore: then the first save says why.
         keep: which committed steps stay.
         rank: of this process; with `world_size`. Default: torch.distributed if it is initialised,
             else RANK and WORLD_SIZE, else 0 and 1.
@@ -81,6 +83,10 @@ class Checkpointer:
             stages restores it, each its own names. A name that two stages have must have equal
             values, and only one of them may hold a tensor of that name. Default: every rank saves
             the same names.
+        recopies: how often a save is collected and copied anew because a tensor changed while it
+            was copied, before it is refused; `stats()["recopied_saves"]` counts them. A save of
+            several ranks, or one that overlaps training, is refused at once: what this rank would
+            copy now does not belong to what was copied before.
         single_writer: accept an object store that cannot create if absent, because no other job
             ever writes here.
         run_id: name of this run in shared memory. A process that is killed leaves its last staged
@@ -105,28 +111,25 @@ class Checkpointer:
         on_busy: Literal["wait", "skip", "warn"] = "wait",
         stall_budget_ms: float | None = None,
         stage_ranks: Sequence[int] | None = None,
+        recopies: int = 2,
         single_writer: bool = False,
         run_id: str | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
         storage_options: dict[str, str] | None = None,
     ) -> None:
-        if on_error not in ("raise", "warn"):
-            raise _native.InvalidArgument(
-                f'on_error: expected "raise" or "warn", found {on_error!r}'
-            )
-        if on_busy not in ("wait", "skip", "warn"):
-            raise _native.InvalidArgument(
-                f'on_busy: expected "wait", "skip" or "warn", found {on_busy!r}'
-            )
+        check_choice("on_error", on_error, ("raise", "warn"))
+        check_choice("on_busy", on_busy, ("wait", "skip", "warn"))
+        check_choice("staging", staging, ("staged", "overlapped"))
         if stall_budget_ms is not None and not stall_budget_ms >= 0:
             raise _native.InvalidArgument(
                 f"stall_budget_ms: expected milliseconds from 0 up, found {stall_budget_ms!r}"
             )
-        if staging not in ("staged", "overlapped"):
+        if type(recopies) is not int or not 0 <= recopies <= RECOPIES_MAX:
             raise _native.InvalidArgument(
-                f'staging: expected "staged" or "overlapped", found {staging!r}'
+                f"recopies: expected an int from 0 to {RECOPIES_MAX}, found {recopies!r}"
             )
         self._staging = staging
+        self._recopies, self._recopied_saves = recopies, 0
         self._on_busy, self._stall_budget_ms = on_busy, stall_budget_ms
         self._uri = os.fspath(uri)
         self._on_error = on_error
@@ -158,7 +161,7 @@ class Checkpointer:
             store=store,
         )
         self._closed = False
-        _close_at_exit(self)
+        close_at_exit(self)
 
     @property
     def rank(self) -> int:
@@ -221,7 +224,7 @@ class Checkpointer:
         made all the same.
         """
         self._check_usable()
-        _check_step(step)
+        check_step(step)
         measured = checked_metrics(metrics)
         self._saves += 1
         self._join_overlap()
@@ -263,64 +266,96 @@ class Checkpointer:
         metrics: dict[str, float],
     ) -> SaveHandle:
         started = time.perf_counter()
+        overlapped = self._staging == "overlapped" and not blocking
+        # Of several ranks the others keep what was true before the change: a part that is copied
+        # after it does not belong to theirs.
+        recopies = 0 if overlapped or self._world_size > 1 else self._recopies
+        for copies in range(recopies + 1):
+            found = self._collect(step, state, rng, overlapped)
+            collected_s = time.perf_counter() - started
+            may_repeat = copies < recopies
+            stage = self._stager(step, found, blocking, overwrite, metrics, may_repeat)
+            if overlapped:
+                overlap = Overlap(stage)
+                del found
+                handle = SaveHandle(step, None, collected_s, on_seen=self._seen, overlap=overlap)
+                self._pending.append(handle)
+                return handle
+            try:
+                native = stage()
+                break
+            except _native.SaveSkipped:  # of a blocking save
+                self._skipped_saves += 1
+                return SaveHandle(step, None, time.perf_counter() - started, skipped=True)
+            except _native.Corrupt:
+                if not (may_repeat and found.guard.changed):
+                    raise
+            self._recopied_saves += 1
+        del found, stage
+        stopped_s = time.perf_counter() - started
+        if blocking:  # then the trainer waits for the disk by choice, which is no staging
+            stopped_s = collected_s + native.staged_seconds
+        handle = SaveHandle(step, native, stopped_s, on_seen=self._seen, recopies=copies)
+        self._pending.append(handle)
+        self._check_budget(step, stopped_s)
+        self._warn_private()
+        return handle
+
+    def _collect(self, step: int, state: dict[str, Any], rng: bool, overlapped: bool) -> Collected:
+        """Looks at all that is to be saved; nothing large is copied yet."""
         try:
             snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle, self._stage_ranks)
             snapshot.add_all(state)
             if rng:
                 snapshot.add_rng(rng_state())
-            overlapped = self._staging == "overlapped" and not blocking
             guard = Guard(snapshot.pieces, self._guard)
             if overlapped:
                 snapshot.copy_others()
                 guard.check()
                 guard = Guard(snapshot.steady_pieces(), self._guard)
-            # `alive` keeps copies of tensors that are not contiguous in CPU memory
             tensors, alive = snapshot.native_tensors()
-            texts = snapshot.state_json(), snapshot.per_rank_json()
+            return Collected(guard, tensors, alive, snapshot.state_json(), snapshot.per_rank_json())
         except Exception as error:
             # without this the other ranks would wait for us until their deadline
             self._native.refuse(step, str(error))
             raise
-        collected_s = time.perf_counter() - started
 
-        def stage(alive: list[Any] = alive) -> _native.SaveHandle:
+    def _stager(
+        self,
+        step: int,
+        found: Collected,
+        blocking: bool,
+        overwrite: bool,
+        metrics: dict[str, float],
+        may_repeat: bool,
+    ) -> Callable[[], _native.SaveHandle]:
+        def stage() -> _native.SaveHandle:
             return self._native.save(
                 step,
-                tensors,
-                *texts,
+                found.tensors,
+                found.state_json,
+                found.per_rank_json,
                 blocking=blocking,
                 overwrite=overwrite,
-                check=guard.check,
+                check=found.guard.check,
                 skip_after_s=self._skip_after_s(),
                 metrics=metrics,
                 stage=self._stage_ranks[0] if self._stage_ranks else None,
+                may_repeat=may_repeat,
             )
 
-        if overlapped:
-            handle = SaveHandle(step, None, collected_s, on_seen=self._seen, overlap=Overlap(stage))
-            self._pending.append(handle)
-            return handle
-        try:
-            native = stage()
-        except _native.SaveSkipped:  # of a blocking save
-            self._skipped_saves += 1
-            return SaveHandle(step, None, time.perf_counter() - started, skipped=True)
-        del alive
-        stopped_s = time.perf_counter() - started
-        if blocking:  # then the trainer waits for the disk by choice, which is no staging
-            stopped_s = collected_s + native.staged_seconds
-        handle = SaveHandle(step, native, stopped_s, on_seen=self._seen)
-        self._pending.append(handle)
-        self._check_budget(step, stopped_s)
-        if not self._warned_private and (reason := self._native.private_reason) is not None:
-            self._warned_private = True
-            warnings.warn(
-                "checkpoints are staged in private memory, which does not outlive a killed "
-                f"process: {reason}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        return handle
+        return stage
+
+    def _warn_private(self) -> None:
+        if self._warned_private or (reason := self._native.private_reason) is None:
+            return
+        self._warned_private = True
+        warnings.warn(
+            "checkpoints are staged in private memory, which does not outlive a killed "
+            f"process: {reason}",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
     def _skip_after_s(self) -> float | None:
         return (self._stall_budget_ms or 0.0) / 1000 if self._on_busy == "skip" else None
@@ -367,7 +402,7 @@ class Checkpointer:
         """
         self._check_usable()
         if step is not None:
-            _check_step(step)
+            check_step(step)
         self._join_overlap()
         self._restores += 1
         # later restores, and those after a save, find nothing: a save drops what was left
@@ -396,7 +431,7 @@ class Checkpointer:
         """
         self._check_usable()
         if step is not None:
-            _check_step(step)
+            check_step(step)
         return self._restore(rename).look(state, step)
 
     def _restore(self, rename: Rename | None) -> Restore:
@@ -419,19 +454,21 @@ class Checkpointer:
     def verify(self, step: int) -> Verified:
         """Reads a whole step and compares every checksum; nothing is loaded."""
         self._check_usable()
-        _check_step(step)
+        check_step(step)
         found = self._native.verify(step)
-        return Verified(step, tuple(Problem(file, _dotted(path), why) for file, path, why in found))
+        return Verified(step, tuple(Problem(file, dotted(path), why) for file, path, why in found))
 
     def stats(self) -> dict[str, Any]:
         """What was done so far: `failed_saves`, `skipped_saves`, and `io`, reads and writes.
 
+        `recopied_saves` counts copies that were made anew, because a tensor changed meanwhile.
         `io` has `uring_writes`, `thread_writes`, `direct_writes`, `written_bytes` and their
         `..._reads` and `read_bytes`; `object_requests` and `retries` for object stores.
         """
         return {
             "failed_saves": self.failed_saves,
             "skipped_saves": self._skipped_saves,
+            "recopied_saves": self._recopied_saves,
             "io": self._native.io_counters(),
         }
 
@@ -505,12 +542,16 @@ class Checkpointer:
 
     def __del__(self) -> None:
         # an error on the way in leaves a half-made object
-        if getattr(self, "_closed", True) or os.getpid() != self._pid:
+        if getattr(self, "_closed", True) or not self.must_close():
             return
         try:
             self.close()
         except Exception as error:
             warnings.warn(f"checkpoint: {error}", RuntimeWarning, stacklevel=1)
+
+    def must_close(self) -> bool:
+        """Whether it is open, and of this process."""
+        return not self._closed and os.getpid() == self._pid
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -551,33 +592,3 @@ class Checkpointer:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def _check_step(step: Any) -> None:
-    if type(step) is not int or not 0 <= step <= STEP_MAX:
-        raise _native.InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
-
-
-def _dotted(path: str) -> str:
-    if not path:
-        return ""
-    import json
-
-    return format_path(tuple(json.loads(path)))
-
-
-def _close_at_exit(checkpointer: Checkpointer) -> None:
-    """Waits for saves on their way when the program ends without `close`."""
-    weak = weakref.ref(checkpointer)
-
-    def close() -> None:
-        alive = weak()
-        if alive is None or alive._closed or os.getpid() != alive._pid:
-            return
-        try:
-            alive.close()
-        except Exception as error:
-            warnings.warn(f"checkpoint: {error}", RuntimeWarning, stacklevel=1)
-
-    atexit.register(close)
-    weakref.finalize(checkpointer, atexit.unregister, close)

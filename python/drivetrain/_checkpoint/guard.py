@@ -9,10 +9,11 @@ the copy and sees those too, at about the price of two more copies.
 import ctypes
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from drivetrain._checkpoint import dtypes, pieces
-from drivetrain._checkpoint.tree import Piece
+from drivetrain._checkpoint.tree import NativeTensor, Piece
 from drivetrain._checkpoint.typed_json import format_path
 from drivetrain._native import Corrupt, InvalidArgument
 
@@ -26,6 +27,8 @@ class Guard:
 
     def __init__(self, sources: Iterable[Piece], mode: str | None) -> None:
         self._mode = mode
+        #: Whether a check has found a change.
+        self.changed = False
         found = [(piece.path, piece.place.local) for piece in sources if mode is not None]
         self._before = [(path, local, self._mark(local)) for path, local in found]
 
@@ -33,6 +36,7 @@ class Guard:
         """Raises `Corrupt` with the first tensor that changed since."""
         for path, local, before in self._before:
             if self._mark(local) != before:
+                self.changed = True
                 raise Corrupt(
                     f"{format_path(path)}: expected no change while it was copied for the "
                     "checkpoint, found one; nothing is committed, save between two steps and not "
@@ -45,6 +49,18 @@ class Guard:
         if not dtypes.is_tensor(local) or local.is_inference():
             return 0
         return local._version
+
+
+@dataclass
+class Collected:
+    """All that a save hands to the native side."""
+
+    guard: Guard
+    tensors: list[NativeTensor]
+    alive: list[Any]
+    """Keeps the tensors' memory: copies of those that are not contiguous in CPU memory."""
+    state_json: str
+    per_rank_json: str
 
 
 def check_mode(mode: str | None) -> str | None:

@@ -29,8 +29,11 @@ class SaveHandle:
         on_seen: Callable[["SaveHandle"], None] | None = None,
         skipped: bool = False,
         overlap: Overlap | None = None,
+        recopies: int = 0,
     ) -> None:
         self.step = step
+        #: Copies that were thrown away because a tensor changed meanwhile.
+        self.recopies = recopies
         self._native = native
         self._staged_s = staged_s
         self._error = error

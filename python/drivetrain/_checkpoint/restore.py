@@ -34,6 +34,9 @@ STEPS_SHOWN_MAX = 20
 #: Killed restores of one step after which it is stepped over.
 CRASHES_MAX = 3
 
+#: What a rank says it is at, for the error on the others when it does not come.
+PHASES = {"plan": "planning", "read": "reading", "apply": "load_state_dict"}
+
 Candidates = list[tuple[int, str | None]]
 
 
@@ -204,12 +207,15 @@ class Restore:
     def _phase(self, step: int, name: str, work: Callable[[], str | None]) -> bool:
         """Does one part on all ranks; False when the step is damaged for any of them."""
         status, error = {"ok": ""}, None
+        self.native.doing(f"restoring step {step}: {PHASES[name]}")
         try:
             status["ok"] = work() or ""
         except Exception as caught:
             error = caught
             fault = name != "apply" and isinstance(caught, STEP_FAULTS)
             status = {"damaged" if fault else "error": str(caught)}
+        finally:
+            self.native.doing()
         answers = [json.loads(text) for text in self._meet(f"{step}-{name}", json.dumps(status))]
         if error is not None and "error" in status:
             self._note(error)

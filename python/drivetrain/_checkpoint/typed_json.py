@@ -61,6 +61,11 @@ def format_path(path: Path) -> str:
     return ".".join(str(key) for key in path) or "the state"
 
 
+def dotted(path: str) -> str:
+    """The same of a tensor's name on disk; nothing for none."""
+    return format_path(tuple(json.loads(path))) if path else ""
+
+
 def path_json(path: Path) -> str:
     """The compact JSON array of keys that names a tensor on disk."""
     # by hand, since a save does it for every tensor

@@ -11,6 +11,8 @@ from drivetrain._native import InvalidArgument
 #: More steps than anybody keeps; the engine counts them in 32 bits.
 KEEP_LAST_MAX = 2**32 - 1
 KEEP_EVERY_MAX = 2**63 - 1
+#: Steps are signed 64-bit numbers in the manifest.
+STEP_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,20 @@ class Keep:
         if self.interval is not None:
             found["keep_interval_s"] = seconds(self.interval, "Keep.interval")
         return found
+
+
+def check_step(step: object) -> None:
+    """Refuses what is no step."""
+    if type(step) is not int or not 0 <= step <= STEP_MAX:
+        raise InvalidArgument(f"step: expected an int of 0 or more, found {step!r}")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuses what is none of the choices, by the argument's name."""
+    if value not in choices:
+        quoted = [f'"{choice}"' for choice in choices]
+        expected = " or ".join([", ".join(quoted[:-1]), quoted[-1]])
+        raise InvalidArgument(f"{name}: expected {expected}, found {value!r}")
 
 
 def checked_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:

@@ -1,6 +1,8 @@
 //! The checkpointer: stages in the caller's thread, writes and commits in one thread of its own.
 
 use std::collections::BTreeMap;
+mod adoption;
+mod probe;
 mod staging;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,15 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::commit::{self, Job, Place};
 use super::handle::SaveHandle;
-use super::layout::{PROBE_PREFIX, step_dir};
-use super::meet::{FileMeet, Meet, Room, Tick, draw, no_tick};
+use super::layout::step_dir;
+use super::meet::{Doing, FileMeet, Meet, Room, Tick, no_tick};
 use super::plan::TensorIn;
 use super::read::{self, OpenStep, Problem};
 use super::retain::{self, Best, Keep, Retention, root_id};
@@ -26,6 +27,7 @@ use super::snapshot::{Claims, Planned, SlotPlace, Slots, Staged};
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
 use crate::storage::{IoCounters, Store};
+use probe::Proof;
 
 /// Saves that may wait for the writer. Slots allow two; the rest are refusals and skipped saves,
 /// which hold no memory.
@@ -89,6 +91,9 @@ pub struct SaveOptions {
     /// (pipeline stages, experts): then the state is equal on these, and the manifest has the union
     /// of all. `None`: all ranks hold the same.
     pub stage: Option<u32>,
+    /// An error of the check between staging and writing is the caller's alone, who will make the
+    /// call anew: it does not count, and the other ranks hear nothing of it.
+    pub may_repeat: bool,
 }
 
 impl Options {
@@ -114,6 +119,8 @@ struct Writer {
 pub struct Checkpointer {
     place: Arc<Place>,
     slots: Arc<Slots>,
+    /// Whether the root can be written, as far as that is known.
+    proof: Proof,
     /// What killed processes left.
     claims: Claims,
     planned: Mutex<Option<Arc<Planned>>>,
@@ -121,12 +128,15 @@ pub struct Checkpointer {
     stopping: Arc<AtomicBool>,
     saves: AtomicU64,
     agreements: AtomicU64,
+    /// What the caller says it is doing.
+    doing: Mutex<Option<Doing>>,
     pid: u32,
 }
 
 impl Checkpointer {
     /// A checkpointer for `rank` of `world_size` ranks that meet in `meet`, or through files in
-    /// the root. Refuses a root that cannot be written or lacks create-if-absent.
+    /// the root. Refuses a root that lacks create-if-absent, or that cannot be written and holds no
+    /// step to restore; if it holds one, the first save says why it cannot be written.
     pub fn new(
         store: Arc<dyn Store>,
         rank: u32,
@@ -138,7 +148,7 @@ impl Checkpointer {
             return Err(Error::invalid("rank", format!("below world_size {world_size}"), rank));
         }
         options.keep().check()?;
-        block_on(probe(store.as_ref(), options.single_writer))??;
+        let proof = Proof::new(store.as_ref(), options.single_writer)?;
         let keep = Retention::new(store.as_ref(), options.keep())?;
         let root_hash = xxh3_64(store.uri().as_bytes());
         let prefix = format!("drivetrain-{root_hash:016x}");
@@ -150,14 +160,16 @@ impl Checkpointer {
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
-            place: Arc::new(Place { store, room, keep }),
+            place: Arc::new(Place { store, room, keep: Arc::new(keep) }),
             slots: Arc::new(Slots::new(slots, local)),
+            proof,
             claims: Claims::default(),
             planned: Mutex::default(),
             writer: Mutex::new(None),
             stopping: Arc::default(),
             saves: AtomicU64::new(0),
             agreements: AtomicU64::new(0),
+            doing: Mutex::new(None),
             pid: std::process::id(),
         })
     }
@@ -193,8 +205,14 @@ impl Checkpointer {
         self.check_process()?;
         let op = self.next_op();
         let state = staging::Texts { state_json, per_rank_json };
-        let (job, took) = match self.staged_job(step, op, tensors, &state, &options, check) {
+        let mut changed = false;
+        let mut check = || check().inspect_err(|_| changed = true);
+        let (job, took) = match self.staged_job(step, op, tensors, &state, &options, &mut check) {
             Ok(made) => made,
+            Err(error) if changed && options.may_repeat => {
+                self.saves.fetch_sub(1, Ordering::Relaxed);
+                return Err(error);
+            }
             Err(Error::Skipped { .. }) => return self.skip(step, op),
             Err(error) => {
                 // The caller hears of the first error, which says more than a failed meeting.
@@ -375,6 +393,13 @@ impl Checkpointer {
         super::agree::agree(&self.place.room, op, tag, payload, tick)
     }
 
+    /// Says what the caller does between two meetings, for the error on the other ranks if it does
+    /// not come to the second; `None` when it is over.
+    pub fn doing(&self, what: Option<&str>) {
+        let begun = what.map(|what| self.place.room.words.begin(what));
+        *self.doing.lock() = begun;
+    }
+
     /// Leaves a note for the other ranks, replacing an older one of that name. The ranks must have
     /// met before: in a save, or by [`Checkpointer::agree`].
     pub fn put_note(&self, name: &str, text: &str) -> Result<()> {
@@ -501,38 +526,5 @@ fn panicked(step: i64) -> Error {
         advice: "report it with the panic's message; `drivetrain ckpt ls` tells whether the step \
                  was committed"
             .into(),
-    }
-}
-
-/// Shows that the root can be written, and that create-if-absent means it.
-async fn probe(store: &dyn Store, single_writer: bool) -> Result<()> {
-    let path = format!("{PROBE_PREFIX}{:016x}", draw());
-    let first = Bytes::from_static(b"probe");
-    store.put_new(&path, first).await.map_err(|e| unwritable(store, e))?;
-    // Other bytes: a store that reads back after a lost answer must not take the first for them.
-    let second = store.put_new(&path, Bytes::from_static(b"second probe")).await;
-    store.delete(&path).await?;
-    match second {
-        Err(Error::AlreadyExists { .. }) => Ok(()),
-        Err(e) => Err(e),
-        Ok(_) if single_writer => Ok(()),
-        Ok(_) => Err(Error::Unsupported {
-            what: format!("committing to {}, which accepts two creations of one name", store.uri()),
-            advice: "use a store with conditional puts, or pass single_writer=True if no other \
-                     job writes here"
-                .into(),
-        }),
-    }
-}
-
-fn unwritable(store: &dyn Store, error: Error) -> Error {
-    match error {
-        Error::Io { op, path, source, .. } => Error::Io {
-            op,
-            path,
-            source,
-            advice: format!("the checkpoint root {} must be a writable folder", store.uri()),
-        },
-        other => other,
     }
 }

@@ -1,17 +1,14 @@
-//! The part of a save that stops the trainer, and the snapshots of killed processes.
+//! The part of a save that stops the trainer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Checkpointer, SaveOptions};
 use crate::checkpoint::commit::Job;
-use crate::checkpoint::handle::SaveHandle;
 use crate::checkpoint::layout::step_dir;
 use crate::checkpoint::meet::Tick;
 use crate::checkpoint::plan::TensorIn;
-use crate::checkpoint::snapshot::{
-    Claims, DATA_START, Identity, Left, Planned, Record, Staged, seal, stage,
-};
+use crate::checkpoint::snapshot::{DATA_START, Identity, Planned, Record, Staged, seal, stage};
 use crate::error::{Error, Result};
 use crate::memory::Slot;
 
@@ -48,9 +45,12 @@ impl Checkpointer {
     ) -> Result<(Job, Duration)> {
         let started = Instant::now();
         step_dir(step)?;
+        let doing = self.place.room.words.begin(format!("planning the save of step {step}"));
         // Whoever saves before restoring starts anew.
         self.drop_left();
+        self.claims.forget();
         let planned = self.planned(tensors)?;
+        self.proof.look(self.place.store.as_ref(), planned.data_bytes as u64)?;
         let identity = self.identity(step, op, options)?;
         let mut record = Record {
             identity: &identity,
@@ -61,7 +61,9 @@ impl Checkpointer {
         };
         let start = DATA_START + planned.data_bytes;
         let bytes = start + record.bytes() + planned.sums_bytes();
+        doing.now(format!("waiting for a free staging slot for step {step}"));
         let mut slot = self.free_slot(step, bytes, options)?;
+        doing.now(format!("copying step {step} into its staging slot"));
         let sums = match stage(&mut slot, &planned.images, &planned.pieces, tensors)
             .and_then(|sums| check().map(|()| sums))
         {
@@ -124,49 +126,5 @@ impl Checkpointer {
             }
             other => other,
         }
-    }
-
-    /// Snapshots that a killed process of this run and rank left, each checked byte by byte.
-    pub fn left(&self) -> Vec<Left> {
-        self.claims.look(self.slots.place())
-    }
-
-    /// Commits one of [`Checkpointer::left`]. All ranks call it for the same one.
-    pub fn adopt(&self, step: i64, op: u64) -> Result<SaveHandle> {
-        self.check_process()?;
-        let number = self.next_op();
-        let found = match self.claims.take(&self.slots, step, op) {
-            Ok(found) => found,
-            Err(error) => {
-                let _ = self.refuse_op(step, number, &error.to_string());
-                return Err(error);
-            }
-        };
-        let job = Job {
-            step,
-            op: number,
-            images: Arc::new(found.images),
-            pieces: Arc::new(found.pieces),
-            groups: Arc::new(found.groups),
-            staged: Some(found.staged),
-            state_json: found.state_json,
-            per_rank_json: found.per_rank_json,
-            overwrite: found.identity.overwrite,
-            metrics: found.identity.metrics,
-            stage: found.identity.stage,
-            ..Job::default()
-        };
-        self.enqueue(job, Duration::ZERO)
-    }
-
-    /// Removes what was not adopted, of this rank.
-    pub fn drop_left(&self) {
-        self.claims.drop_all(self.slots.place());
-    }
-
-    /// Removes every slot of this run that no process holds; for when all ranks have adopted or
-    /// dropped theirs.
-    pub fn sweep_left(&self) {
-        Claims::sweep(self.slots.place());
     }
 }

@@ -8,7 +8,7 @@ use super::write::{
     OpenFile, Written, discard, remove_files, remove_folders, sync_file, write_image,
 };
 use super::{Folders, Job, Place};
-use crate::checkpoint::meet::Tick;
+use crate::checkpoint::meet::{Doing, Tick};
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
 
@@ -56,6 +56,8 @@ pub struct Driver<'a> {
     pub heard: bool,
     /// Another rank: rank 0 wants its details.
     pub asked: bool,
+    /// What the other ranks can read of it.
+    pub doing: Option<Doing>,
 }
 
 /// Writes and commits; returns when this rank knows the outcome.
@@ -78,6 +80,7 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         leading: Leading::default(),
         heard: false,
         asked: false,
+        doing: Some(room.words.begin(format!("saving step {}", job.step))),
     };
     let mut action = Machine::start();
     // Ends: no machine visits an action more than a few times.
@@ -85,10 +88,12 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         if let Action::Finish(outcome) = action {
             break outcome;
         }
+        driver.say(action);
         let event = driver.carry_out(action, &machine);
         tracing::trace!(step = job.step, ?action, ?event);
         action = machine.next(event);
     };
+    driver.hush();
     driver.result(outcome)
 }
 
@@ -99,6 +104,36 @@ impl Driver<'_> {
             Machine::Follow(_) => self.follow(action),
         };
         done.unwrap_or_else(|trouble| self.failed(trouble))
+    }
+
+    /// Tells what comes now, for a rank that waits in vain.
+    fn say(&self, action: Action) {
+        let Some(doing) = &self.doing else { return };
+        let step = self.job.step;
+        match (action, self.image(action)) {
+            (Action::Write(_), Some(name)) => {
+                doing.counting(format!("saving step {step}: writing {name}"), &self.job.progress);
+            }
+            (Action::Sync(_), Some(name)) => {
+                doing.now(format!("saving step {step}: making {name} durable"));
+            }
+            _ => doing.now(format!("saving step {step}: {}", in_words(action))),
+        }
+    }
+
+    /// The data file of an action, and which of how many it is.
+    fn image(&self, action: Action) -> Option<String> {
+        let (Action::Write(i) | Action::Sync(i)) = action else { return None };
+        let (image, count) = (self.job.images.get(i as usize)?, self.job.images.len());
+        let place = if count > 1 { format!(", file {} of {count}", i + 1) } else { String::new() };
+        Some(format!("{}{place}", image.name))
+    }
+
+    /// Ends what was told.
+    pub fn hush(&mut self) {
+        if let Some(doing) = self.doing.take() {
+            doing.end();
+        }
     }
 
     /// Remembers the first trouble.
@@ -194,6 +229,28 @@ impl Driver<'_> {
             (Outcome::Failed, Some(Trouble::Own(error))) => Err(error),
             (Outcome::Failed, None) => Err(Error::Closed { what: "the save".into() }),
         }
+    }
+}
+
+/// What an action is to a person who reads that a rank does not answer.
+fn in_words(action: Action) -> &'static str {
+    match action {
+        Action::Join => "meeting the other ranks",
+        Action::LookEarly | Action::Prepare => "looking whether it can be saved",
+        Action::Write(_) | Action::Sync(_) => "writing a data file",
+        Action::SendPart | Action::SendDetails => "telling rank 0 what was written",
+        Action::Gather | Action::GatherDetails => "gathering what the ranks wrote",
+        Action::Judge => "comparing what the ranks wrote",
+        Action::WaitVisible => "waiting until the files of all ranks can be seen",
+        Action::WriteTable | Action::SyncTable => "writing the table of chunks",
+        Action::SyncFolder(_) => "making folders durable",
+        Action::LookOld | Action::PutManifest => "committing the manifest",
+        Action::ReadBack => "reading the manifest back",
+        Action::Seal => "making the manifest durable",
+        Action::Tell(_) => "telling the other ranks the outcome",
+        Action::WaitVerdict | Action::WaitFinal => "waiting for the verdict of rank 0",
+        Action::RemoveOwn => "removing what it wrote",
+        Action::Retire | Action::Ack | Action::Finish(_) => "ending",
     }
 }
 

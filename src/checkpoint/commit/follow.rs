@@ -33,6 +33,8 @@ impl Driver<'_> {
             Action::SendDetails => self.send_details()?,
             // The receipt only lets rank 0 clear its keys away.
             Action::Ack => {
+                // Before the receipt: after it rank 0 may clear the room away.
+                self.hush();
                 let name = format!("ack-{}", room.rank);
                 if let Err(error) = room.put(&self.job.meeting(), &name, b"") {
                     let step = self.job.step;
@@ -62,7 +64,7 @@ impl Driver<'_> {
             return self.heard(found);
         }
         self.failed(Trouble::Own(Error::Timeout {
-            what: "the verdict of rank 0 on the commit".into(),
+            what: format!("the verdict of rank 0 on the commit{}", room.words.last(&[0])),
             waited: room.timeout,
             advice:
                 "look at the log of rank 0: it may be dead; its manifest was not there just now"

@@ -106,7 +106,8 @@ impl Driver<'_> {
         }
         let waited_ms = room.timeout.as_millis() as u64;
         let doing = format!("writing its part of step {}", self.job.step);
-        Err(Trouble::Shared(Failure::Missing { doing, ranks: missing, waited_ms }))
+        let words = room.words.last(&missing);
+        Err(Trouble::Shared(Failure::Missing { doing, ranks: missing, waited_ms, words }))
     }
 
     fn judge(&mut self) -> Done {

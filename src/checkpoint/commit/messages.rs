@@ -19,7 +19,7 @@ pub enum Failure {
     /// Ranks disagree, or the request cannot work.
     Invalid { what: String, expected: String, found: String },
     /// Ranks did not come.
-    Missing { doing: String, ranks: Vec<u32>, waited_ms: u64 },
+    Missing { doing: String, ranks: Vec<u32>, waited_ms: u64, words: String },
     /// Something else took too long.
     Late { what: String, waited_ms: u64 },
     /// A rank was busy and leaves this save out.
@@ -49,8 +49,8 @@ impl Failure {
             Self::Skipped { rank, step } => Error::Skipped { rank, step },
             Self::Peer { rank, what } => Error::Peer { rank, what },
             Self::Invalid { what, expected, found } => Error::Invalid { what, expected, found },
-            Self::Missing { doing, ranks, waited_ms } => {
-                missing_error(&doing, &ranks, Duration::from_millis(waited_ms))
+            Self::Missing { doing, ranks, waited_ms, words } => {
+                missing_error(&doing, &ranks, Duration::from_millis(waited_ms), &words)
             }
             Self::Late { what, waited_ms } => Error::Timeout {
                 what,

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use super::handle::SaveHandle;
 use super::layout::{FileImage, Piece, attempt_dir, join, step_dir};
-use super::meet::Room;
+use super::meet::{Progress, Room};
 use super::retain::Retention;
 use super::snapshot::{Groups, Staged};
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ pub struct Place {
     /// Where the ranks meet.
     pub room: Room,
     /// What to keep after a commit.
-    pub keep: Retention,
+    pub keep: Arc<Retention>,
 }
 
 /// A staged save that waits for its turn.
@@ -83,8 +83,12 @@ pub struct Job {
     pub overwrite: bool,
     /// Whether the caller waits for the commit.
     pub blocking: bool,
+    /// The staged bytes are those of processes that are gone.
+    pub adopted: bool,
     /// What the caller of the save holds.
     pub handle: Option<SaveHandle>,
+    /// Bytes of the file that is being written.
+    pub progress: Arc<Progress>,
 }
 
 /// Where one save call writes.
@@ -122,7 +126,9 @@ impl Job {
     /// The ranks have met: from now on the staged bytes can be adopted, since those of all ranks
     /// can be told from those of an earlier run.
     fn joined(&self, session: u64) {
-        if let Some(staged) = &self.staged {
+        // What is adopted keeps its number: if this process is killed, too, the parts of all ranks
+        // must still be told to belong together.
+        if let Some(staged) = self.staged.as_ref().filter(|_| !self.adopted) {
             staged.set_session(session);
         }
         if let Some(handle) = &self.handle {

@@ -7,6 +7,7 @@ use super::{Folders, Job};
 use crate::checkpoint::layout::{
     Chunk, FileImage, FileRecord, Piece, Placed, RAW_CODEC, crc32c, crc32c_join, join,
 };
+use crate::checkpoint::meet::Progress;
 use crate::checkpoint::snapshot::{Staged, image_bytes, image_starts};
 use crate::error::{Error, Result};
 use crate::storage::{Store, WriteOptions, Writer};
@@ -54,7 +55,8 @@ pub async fn write_image(
     let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
     let mut writer = create(store, &path, options).await?;
     let mut sums = Sums::given(image, job.sums(i));
-    let written = write_slices(writer.as_mut(), &bytes, &mut sums).await;
+    job.progress.begin(image.size_bytes);
+    let written = write_slices(writer.as_mut(), &bytes, &mut sums, &job.progress).await;
     let writer = unless_failed(store, &path, writer, written).await?;
     let (record, chunks) = sums.record(image, &job.pieces, folders, rank);
     Ok(OpenFile { path, writer, record, chunks })
@@ -138,13 +140,19 @@ pub async fn remove_folders(store: &dyn Store, folders: &Folders) {
     let _ = store.remove_dir(&folders.step).await;
 }
 
-async fn write_slices(writer: &mut dyn Writer, bytes: &Bytes, sums: &mut Sums) -> Result<()> {
+async fn write_slices(
+    writer: &mut dyn Writer,
+    bytes: &Bytes,
+    sums: &mut Sums,
+    progress: &Progress,
+) -> Result<()> {
     let mut at = 0;
     while at < bytes.len() {
         let end = (at + SLICE_BYTES).min(bytes.len());
         let slice = bytes.slice(at..end);
         sums.update(&slice);
         writer.write(slice).await?;
+        progress.add(end - at);
         at = end;
     }
     Ok(())

@@ -2,14 +2,17 @@
 //!
 //! [`Meet`] is the store; [`Room`] is the protocol on it. A room's keys carry a session number that
 //! rank 0 draws, so that what a killed run left behind can never be mistaken for an answer.
+//! [`Words`] are what each rank says it is doing, for the error when it does not answer.
 
 mod files;
 mod memory;
 mod room;
+mod words;
 
 pub use files::{FILES_FOLDER, FileMeet};
 pub use memory::MemoryMeet;
 pub use room::{Room, Tick, draw, missing_error, no_tick};
+pub use words::{Doing, Progress, Words};
 
 use crate::error::Result;
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::Meet;
+use super::{Meet, Words};
 use crate::error::{Error, Result};
 
 /// Called between looks; an error (Ctrl-C, closing) ends the wait.
@@ -51,6 +51,8 @@ pub struct Room {
     prefix: String,
     nonce: u64,
     session: Mutex<Session>,
+    /// What this rank is doing.
+    pub words: Words,
     /// This rank.
     pub rank: u32,
     /// All ranks.
@@ -75,7 +77,21 @@ impl Room {
         timeout: Duration,
     ) -> Self {
         let session = Mutex::default();
-        Self { meet, prefix, nonce: draw(), session, rank, world_size, timeout }
+        let words = Words::new(Arc::clone(&meet), prefix.clone(), rank, world_size == 1);
+        Self { meet, prefix, nonce: draw(), session, words, rank, world_size, timeout }
+    }
+
+    /// Another room of the same ranks' processes, in `meet` or where this one is: in it this
+    /// process is `rank` of `world_size`.
+    pub fn sibling(
+        &self,
+        name: &str,
+        rank: u32,
+        world_size: u32,
+        meet: Option<Arc<dyn Meet>>,
+    ) -> Self {
+        let meet = meet.unwrap_or_else(|| Arc::clone(&self.meet));
+        Self::new(meet, format!("{}-{name}", self.prefix), rank, world_size, self.timeout)
     }
 
     /// When to give up on other ranks.
@@ -94,9 +110,12 @@ impl Room {
         let mut session = self.session.lock();
         if self.rank == 0 {
             let id = *session.id.get_or_insert_with(draw);
+            self.words.set_session(id);
+            let doing = self.words.begin("meeting the other ranks");
             let mut missing = Vec::new();
             poll(deadline, tick, || {
                 missing = self.answer(&mut session, id)?;
+                doing.waits_for(&missing);
                 Ok(missing.is_empty().then_some(()))
             })?;
             return if missing.is_empty() {
@@ -109,6 +128,7 @@ impl Room {
             return Ok(id);
         }
         let id = self.greet(deadline, tick)?;
+        self.words.set_session(id);
         session.id = Some(id);
         Ok(id)
     }
@@ -126,6 +146,7 @@ impl Room {
     fn greet(&self, deadline: Instant, tick: Tick<'_>) -> Result<u64> {
         let own = |what: &str| format!("{}/{what}-{}", self.prefix, self.rank);
         let mine = format!("{:016x}", self.nonce);
+        let _doing = self.words.begin("meeting rank 0");
         self.meet.set(&own("hello"), mine.as_bytes())?;
         let answer = poll(deadline, tick, || {
             let text = self.meet.try_get(&own("welcome"))?.and_then(|v| String::from_utf8(v).ok());
@@ -221,6 +242,7 @@ impl Room {
         tick: Tick<'_>,
     ) -> Result<BTreeMap<u32, Vec<u8>>> {
         let mut found = BTreeMap::new();
+        let doing = self.words.begin("waiting for ranks");
         poll(deadline, tick, || {
             for &rank in ranks {
                 if found.contains_key(&rank) {
@@ -230,6 +252,8 @@ impl Room {
                     found.insert(rank, value);
                 }
             }
+            let missing = ranks.iter().copied().filter(|rank| !found.contains_key(rank));
+            doing.waits_for(&missing.collect::<Vec<_>>());
             Ok((found.len() == ranks.len()).then_some(()))
         })?;
         Ok(found)
@@ -249,12 +273,13 @@ impl Room {
 
     /// Rank 0 gives the meeting place up.
     pub fn leave(&self) -> Result<()> {
+        self.words.quiet();
         if self.rank == 0 && self.world_size > 1 { self.meet.leave() } else { Ok(()) }
     }
 
     /// The error that names ranks which did not come.
     pub fn missing(&self, doing: &str, ranks: &[u32]) -> Error {
-        missing_error(doing, ranks, self.timeout)
+        missing_error(doing, ranks, self.timeout, &self.words.last(ranks))
     }
 }
 
@@ -279,15 +304,19 @@ fn poll<T>(
     }
 }
 
-/// The error that names ranks which did not come.
-pub fn missing_error(doing: &str, ranks: &[u32], waited: Duration) -> Error {
-    let mut names = String::new();
-    for rank in ranks {
-        let _ = write!(names, "{}{rank}", if names.is_empty() { "" } else { ", " });
+/// `rank 3`, or `ranks 3, 5`.
+pub fn name_ranks(ranks: &[u32]) -> String {
+    let mut names = String::from(if ranks.len() == 1 { "rank" } else { "ranks" });
+    for (i, rank) in ranks.iter().enumerate() {
+        let _ = write!(names, "{}{rank}", if i == 0 { " " } else { ", " });
     }
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    names
+}
+
+/// The error that names ranks which did not come, with their last words.
+pub fn missing_error(doing: &str, ranks: &[u32], waited: Duration, words: &str) -> Error {
     Error::Timeout {
-        what: format!("{doing} by {noun} {names}"),
+        what: format!("{doing} by {}{words}", name_ranks(ranks)),
         waited,
         advice: "look at the log of that process: it may be dead or slow; nothing was committed"
             .into(),

@@ -19,6 +19,10 @@ use crate::storage::{ObjectMeta, Store};
 /// running somewhere writes more often.
 const LEFTOVER_AGE_MIN: Duration = Duration::from_mins(30);
 
+/// Uploads in parts say when they began and not when they were last added to: a day is longer than
+/// any file takes.
+const UPLOAD_AGE_MIN: Duration = Duration::from_hours(24);
+
 async fn read_manifest(store: &dyn Store, step: i64) -> Result<Manifest> {
     let path = join(&step_dir(step)?, MANIFEST);
     Manifest::decode(&read_all(store, &path).await?, &path)
@@ -112,5 +116,42 @@ pub async fn sweep(store: &dyn Store, newest: i64, referred: &BTreeSet<i64>) -> 
     for file in store.list(FILES_FOLDER).await?.iter().filter(old) {
         store.delete(&file.path).await?;
     }
+    abort_uploads(store, now.saturating_sub(UPLOAD_AGE_MIN).as_nanos() as i64).await
+}
+
+/// Aborts uploads of files of ours that killed saves began and nobody will finish.
+async fn abort_uploads(store: &dyn Store, before_ns: i64) -> Result<()> {
+    let abandoned =
+        |path: &str, begun_ns: i64| begun_ns != 0 && begun_ns < before_ns && is_own(path);
+    let count = store.abort_unfinished(&abandoned).await?;
+    if count > 0 {
+        tracing::info!(count, root = store.uri(), "uploads that nobody finished were aborted");
+    }
     Ok(())
+}
+
+/// Whether a save writes files of this path.
+fn is_own(path: &str) -> bool {
+    let mut parts = path.splitn(3, '/');
+    let [Some(step), Some(attempt), Some(file)] = [parts.next(), parts.next(), parts.next()] else {
+        return false;
+    };
+    parse_step_dir(step).is_some() && is_attempt_dir(attempt) && is_attempt_file(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_a_save_are_told_from_others() {
+        let own = "step-00000002/a-0123456789abcdef/rank-00000.safetensors";
+        assert!(is_own(own) && is_own("step-00000002/a-0123456789abcdef/tensors.arrow"));
+        for other in
+            ["", "x", "step-00000002/manifest.json", &own[1..], &own[..own.len() - 1], "a/b/c"]
+        {
+            assert!(!is_own(other), "{other}");
+        }
+        assert!(!is_own("step-00000002/photos/rank-00000.safetensors"));
+    }
 }

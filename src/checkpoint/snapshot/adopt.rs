@@ -25,6 +25,10 @@ pub struct Left {
     pub op: u64,
     /// Session of the ranks that saved together; 0 if they had not met.
     pub session: u64,
+    /// The rank that staged it, and how many there were.
+    pub rank: u32,
+    /// Ranks that saved together.
+    pub world_size: u32,
     /// Why it cannot be adopted, if it cannot.
     pub problem: Option<String>,
 }
@@ -57,20 +61,81 @@ struct Claim {
 
 /// Slots of this run and rank that killed processes left.
 #[derive(Debug, Default)]
-pub struct Claims(Mutex<Option<Vec<Claim>>>);
+pub struct Claims {
+    found: Mutex<Option<Vec<Claim>>>,
+    /// Parts that could not be committed now: they stay for the next process, unless this one
+    /// begins anew.
+    kept: Mutex<Vec<Slot>>,
+}
 
 impl Claims {
     /// Takes hold of what is there, once, and says what it is. Empty and half-staged slots are
     /// removed.
     pub fn look(&self, place: &SlotPlace) -> Vec<Left> {
-        let mut claims = self.0.lock();
+        let mut claims = self.found.lock();
         let claims = claims.get_or_insert_with(|| claim_all(place));
         claims.iter().map(|claim| claim.left.clone()).collect()
     }
 
+    /// The same, and what is left of ranks that nobody is now. Only after all ranks have looked for
+    /// their own: this one takes whatever no process holds.
+    pub fn look_elsewhere(&self, place: &SlotPlace) -> Vec<Left> {
+        self.look(place);
+        let mut claims = self.found.lock();
+        let claims = claims.get_or_insert_default();
+        claims.extend(claim_files(place, &place.run_prefix(), CLAIMS_MAX - claims.len()));
+        claims.iter().map(|claim| claim.left.clone()).collect()
+    }
+
+    /// Files of this run that no process holds, of any rank; some may be claimed in a moment.
+    pub fn more(place: &SlotPlace) -> bool {
+        let (run, own) = (place.run_prefix(), place.prefix(place.rank));
+        let other = |name: &str| name.starts_with(&run) && !name.starts_with(&own);
+        place.files().iter().any(|file| file.stale && other(&file.name))
+    }
+
+    /// Takes all good parts of a save over that this process holds, whoever staged them; what
+    /// became of them is told by [`Claims::put_back`].
+    pub fn take_parts(&self, key: (i64, u64, u64)) -> Result<Vec<Adopted>> {
+        let mut claims = self.found.lock();
+        let claims = claims.get_or_insert_default();
+        let wanted = |l: &Left| (l.step, l.op, l.session) == key && l.problem.is_none();
+        let mut parts = Vec::new();
+        for claim in claims.extract_if(.., |claim| wanted(&claim.left)) {
+            let found = Parts::read(&claim.slot)?;
+            let staged = Staged::new(claim.slot, found.sums);
+            parts.push(Adopted {
+                identity: found.identity,
+                images: found.images,
+                pieces: found.pieces,
+                groups: found.groups,
+                state_json: found.state,
+                per_rank_json: found.per_rank,
+                staged,
+            });
+        }
+        Ok(parts)
+    }
+
+    /// A part that was taken over: committed, or to be kept for the next process.
+    pub fn put_back(&self, staged: Staged, keep: bool) {
+        match staged.into_slot() {
+            Some(slot) if keep => self.kept.lock().push(slot),
+            Some(slot) => drop(slot.remove()),
+            None => tracing::warn!("a staged snapshot is still being read: its memory stays"),
+        }
+    }
+
+    /// Removes parts that were kept: this run goes on without them.
+    pub fn forget(&self) {
+        for slot in std::mem::take(&mut *self.kept.lock()) {
+            let _ = slot.remove();
+        }
+    }
+
     /// Takes a good one over.
     pub fn take(&self, slots: &Slots, step: i64, op: u64) -> Result<Adopted> {
-        let mut claims = self.0.lock();
+        let mut claims = self.found.lock();
         let claims = claims.get_or_insert_default();
         let good = |c: &Claim| (c.left.step, c.left.op) == (step, op) && c.left.problem.is_none();
         let Some(i) = claims.iter().position(good) else {
@@ -89,7 +154,7 @@ impl Claims {
 
     /// Removes what was not taken over, found before or not.
     pub fn drop_all(&self, place: &SlotPlace) {
-        let Some(found) = self.0.lock().replace(Vec::new()) else {
+        let Some(found) = self.found.lock().replace(Vec::new()) else {
             return remove_stale(place, &place.prefix(place.rank));
         };
         for claim in found {
@@ -114,10 +179,13 @@ fn remove_stale(place: &SlotPlace, prefix: &str) {
 }
 
 fn claim_all(place: &SlotPlace) -> Vec<Claim> {
-    let own = place.prefix(place.rank);
+    claim_files(place, &place.prefix(place.rank), CLAIMS_MAX)
+}
+
+fn claim_files(place: &SlotPlace, prefix: &str, most: usize) -> Vec<Claim> {
     let files = place.files();
-    let stale = files.iter().filter(|f| f.stale && f.name.starts_with(&own));
-    stale.take(CLAIMS_MAX).filter_map(|file| claim(place, &file.name)).collect()
+    let stale = files.iter().filter(|f| f.stale && f.name.starts_with(prefix));
+    stale.take(most).filter_map(|file| claim(place, &file.name)).collect()
 }
 
 /// Locks a slot and says what it is; `None` removes nothing but what no one can use.
@@ -136,10 +204,13 @@ fn claim(place: &SlotPlace, name: &str) -> Option<Claim> {
             return None;
         }
     };
-    let mut left = Left { step: head.step, op: 0, session: 0, problem: None };
-    left.session = session(&slot).unwrap_or_default();
+    let session = session(&slot).unwrap_or_default();
+    let mut left = Left { step: head.step, op: 0, session, rank: 0, world_size: 0, problem: None };
     match Parts::read(&slot).and_then(|parts| parts.check(place, &slot).map(|()| parts)) {
-        Ok(parts) => left.op = parts.identity.op,
+        Ok(Parts { identity, .. }) => {
+            (left.op, left.rank, left.world_size) =
+                (identity.op, identity.rank, identity.world_size);
+        }
         Err(error) => left.problem = Some(error.to_string()),
     }
     Some(Claim { slot, left })
@@ -177,10 +248,10 @@ impl Parts {
 
     /// Whether it belongs to this place, and whether every byte of it is what was staged.
     fn check(&self, place: &SlotPlace, slot: &Slot) -> Result<()> {
-        let own = (&place.run, place.rank, place.world_size);
-        let found = (&self.identity.run, self.identity.rank, self.identity.world_size);
-        if own != found {
-            return Err(damaged(slot, &format!("run, rank, world {own:?}"), &format!("{found:?}")));
+        let Identity { run, rank, world_size, .. } = &self.identity;
+        if *run != place.run || rank >= world_size {
+            let found = format!("run {run:?}, rank {rank} of {world_size}");
+            return Err(damaged(slot, &format!("run {:?}", place.run), &found));
         }
         if place.root.as_ref() != Some(&self.identity.root) {
             let expected = "a snapshot of this checkpoint root";
@@ -301,7 +372,8 @@ mod tests {
         leave(&place, &identity(&place, 7));
         let (claims, slots) = (Claims::default(), Slots::new(place.clone(), true));
         let found = claims.look(&place);
-        assert_eq!(found, [Left { step: 7, op: 3, session: 0, problem: None }]);
+        let left = Left { step: 7, op: 3, session: 0, rank: 1, world_size: 2, problem: None };
+        assert_eq!(found, [left]);
         assert!(Claims::default().look(&place).is_empty(), "another process has it");
         assert!(claims.take(&slots, 8, 3).is_err());
         let adopted = claims.take(&slots, 7, 3).unwrap();
@@ -324,7 +396,11 @@ mod tests {
         let home = place(&folder, 0, 1);
         leave(&home, &identity(&home, 7));
         assert_eq!(only_problem(&home), "");
-        assert!(only_problem(&place(&folder, 0, 2)).contains("world"));
+        let mut other_run = home.clone();
+        other_run.run = "another".into();
+        let claim = claim(&other_run, &files(&folder)[0].name).unwrap();
+        assert!(claim.left.problem.unwrap().contains("run"));
+        drop(claim.slot);
         let mut elsewhere = home.clone();
         elsewhere.root = Some("another".into());
         assert!(only_problem(&elsewhere).contains("earlier folder"));
@@ -340,6 +416,38 @@ mod tests {
         let claims = Claims::default();
         claims.look(&home);
         claims.drop_all(&home);
+        assert!(files(&folder).is_empty());
+    }
+
+    #[test]
+    fn parts_of_another_world_are_taken_by_whoever_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (zero, one) = (place(&folder, 0, 2), place(&folder, 1, 2));
+        for rank in [&zero, &one] {
+            leave(rank, &identity(rank, 7));
+        }
+        let alone = place(&folder, 0, 1);
+        let claims = Claims::default();
+        assert!(Claims::more(&alone));
+        let own = claims.look(&alone);
+        assert_eq!((own.len(), own[0].rank, own[0].world_size), (1, 0, 2));
+        let all = claims.look_elsewhere(&alone);
+        let ranks: Vec<_> = all.iter().map(|l| (l.rank, l.world_size, &l.problem)).collect();
+        assert_eq!(ranks, [(0, 2, &None), (1, 2, &None)]);
+        assert!(!Claims::more(&alone), "another process finds nothing more");
+        assert!(Claims::default().look_elsewhere(&alone).is_empty());
+        assert!(claims.take_parts((7, 3, 1)).unwrap().is_empty(), "of another session");
+        let mut parts = claims.take_parts((7, 3, 0)).unwrap();
+        parts.sort_by_key(|part| part.identity.rank);
+        assert_eq!(parts.iter().map(|p| p.identity.rank).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(parts[1].identity, identity(&one, 7));
+        for (part, keep) in parts.into_iter().zip([true, false]) {
+            claims.put_back(part.staged, keep);
+        }
+        assert_eq!(files(&folder).len(), 1);
+        claims.drop_all(&alone);
+        assert_eq!(files(&folder).len(), 1, "it may still be committed by the next process");
+        claims.forget();
         assert!(files(&folder).is_empty());
     }
 

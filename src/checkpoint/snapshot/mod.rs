@@ -26,7 +26,7 @@ use super::plan::TensorIn;
 use crate::error::Result;
 use crate::memory::{PAGE_BYTES, Slot};
 
-pub use adopt::{Claims, Left};
+pub use adopt::{Adopted, Claims, Left};
 pub use planned::{Groups, Planned};
 pub use seal::{DATA_START, Identity, Record, seal};
 pub use slots::{SlotPlace, Slots, Staged};

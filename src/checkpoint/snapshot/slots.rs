@@ -53,6 +53,22 @@ impl Staged {
         self.sums.get(i).map_or(&[], Vec::as_slice)
     }
 
+    /// The slot, once nothing reads from it any more.
+    pub fn into_slot(self) -> Option<Slot> {
+        let mut slot = self.slot;
+        let deadline = Instant::now() + RELEASE_WAIT;
+        loop {
+            match Arc::try_unwrap(slot) {
+                Ok(slot) => return Some(slot),
+                Err(_) if Instant::now() >= deadline => return None,
+                Err(shared) => {
+                    slot = shared;
+                    thread::sleep(RELEASE_POLL);
+                }
+            }
+        }
+    }
+
     /// Notes the number of the session in which the ranks met.
     pub fn set_session(&self, session: u64) {
         set_session(&self.slot, session);
@@ -289,25 +305,12 @@ impl Slots {
     /// Takes a slot back once nothing writes from it any more. If `keep`, what it holds can still
     /// be adopted until the next save uses it.
     pub fn release(&self, staged: Staged, keep: bool) {
-        let mut slot = staged.slot;
-        let deadline = Instant::now() + RELEASE_WAIT;
-        loop {
-            match Arc::try_unwrap(slot) {
-                Ok(mut slot) => {
-                    if !keep {
-                        wipe(&mut slot);
-                    }
-                    self.state.lock().free.push(slot);
-                    self.freed.notify_one();
-                    return;
-                }
-                Err(_) if Instant::now() >= deadline => return self.forget(),
-                Err(shared) => {
-                    slot = shared;
-                    thread::sleep(RELEASE_POLL);
-                }
-            }
+        let Some(mut slot) = staged.into_slot() else { return self.forget() };
+        if !keep {
+            wipe(&mut slot);
         }
+        self.state.lock().free.push(slot);
+        self.freed.notify_one();
     }
 
     /// Takes an unused slot back.

@@ -52,7 +52,8 @@ pub use environment::{FAULT_ENV, FAULT_LOG_ENV, from_environment};
 pub use script::FaultScript;
 
 use super::{
-    Capabilities, IoCounters, ObjectMeta, OpenOptions, ReadAt, Store, Version, WriteOptions, Writer,
+    Abandoned, Capabilities, IoCounters, ObjectMeta, OpenOptions, ReadAt, Store, Version,
+    WriteOptions, Writer,
 };
 use crate::error::Result;
 use crate::memory::Buffer;
@@ -194,6 +195,11 @@ impl Store for FaultStore {
 
     fn remove_dir<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<()>> {
         self.plain("remove_dir", path, self.inner.remove_dir(path)).boxed()
+    }
+
+    /// Not counted: it is no operation of a save, and a store of files has none.
+    fn abort_unfinished<'a>(&'a self, abandoned: Abandoned<'a>) -> BoxFuture<'a, Result<usize>> {
+        self.inner.abort_unfinished(abandoned)
     }
 
     fn sync_dir<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<()>> {

@@ -14,10 +14,12 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use super::error::{Scrubber, exists, map, timed_out};
 use super::read::ObjectReader;
 use super::s3::RetryPolicy;
+use super::uploads::Uploads;
 use super::write::ObjectWriter;
 use crate::error::{Error, Result};
 use crate::storage::{
-    Capabilities, IoCounters, ObjectMeta, OpenOptions, ReadAt, Store, Version, WriteOptions, Writer,
+    Abandoned, Capabilities, IoCounters, ObjectMeta, OpenOptions, ReadAt, Store, Version,
+    WriteOptions, Writer,
 };
 
 /// Longest wait for one operation, repetitions included: a part of 64 MiB at 200 KB/s.
@@ -50,6 +52,8 @@ pub(super) struct Parts {
     pub counted_below: bool,
     pub scrubber: Scrubber,
     pub retry: RetryPolicy,
+    /// For uploads that nobody finished, where there are such.
+    pub uploads: Option<Uploads>,
 }
 
 /// What readers and writers share with the store.
@@ -76,6 +80,7 @@ impl ObjectStoreAdapter {
             counted_below: false,
             scrubber: Scrubber::default(),
             retry: RetryPolicy::default(),
+            uploads: None,
         };
         Self::new(uri, prefix, parts)
     }
@@ -177,6 +182,29 @@ impl ObjectStoreAdapter {
         Ok(names)
     }
 
+    /// Failures of single uploads are told once, after all had their turn.
+    async fn abort_uploads(&self, abandoned: Abandoned<'_>) -> Result<usize> {
+        let Some(uploads) = &self.shared.parts.uploads else { return Ok(0) };
+        let prefix = match self.prefix.as_str() {
+            "" => String::new(),
+            prefix => format!("{prefix}/"),
+        };
+        let found = self.shared.within("list uploads", "", uploads.list(&prefix)).await?;
+        let found = found.map_err(|e| self.shared.refused_listing(&*e))?;
+        let (mut count, mut outcome) = (0, Ok(()));
+        for upload in &found {
+            let below = upload.key.strip_prefix(&prefix).unwrap_or_default();
+            if below.is_empty() || !abandoned(below, upload.begun_ns) {
+                continue;
+            }
+            match self.shared.run("abort upload", below, uploads.abort(upload)).await {
+                Ok(()) => count += 1,
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        outcome.map(|()| count)
+    }
+
     async fn delete_object(&self, path: &str) -> Result<()> {
         let key = self.key(path)?;
         for tries in 1..=DELETE_TRIES_MAX {
@@ -227,6 +255,16 @@ impl Shared {
     /// Their error as ours.
     pub fn mapped(&self, op: &'static str, path: &str, error: &object_store::Error) -> Error {
         map(op, &self.named(path), error, &self.parts.scrubber)
+    }
+
+    fn refused_listing(&self, error: &(dyn std::error::Error + Send + Sync)) -> Error {
+        let text = self.parts.scrubber.clean(&error.to_string());
+        Error::Io {
+            op: "list uploads",
+            path: self.uri.clone(),
+            source: std::io::Error::other(text),
+            advice: "see whether this key may list them (s3:ListBucketMultipartUploads)".into(),
+        }
     }
 
     /// Runs one operation with a deadline and our errors.
@@ -331,6 +369,10 @@ impl Store for ObjectStoreAdapter {
 
     fn delete<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<()>> {
         self.delete_object(path).boxed()
+    }
+
+    fn abort_unfinished<'a>(&'a self, abandoned: Abandoned<'a>) -> BoxFuture<'a, Result<usize>> {
+        self.abort_uploads(abandoned).boxed()
     }
 
     fn remove_dir<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<()>> {

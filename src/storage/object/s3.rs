@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::adapter::{Counts, ObjectStoreAdapter, Parts};
 use super::error::{Scrubber, map};
 use super::keys::{is_secret, s3_key};
+use super::uploads::Uploads;
 use crate::error::Result;
 use crate::storage::StorageOptions;
 
@@ -56,16 +57,23 @@ pub fn open_s3(
 ) -> Result<ObjectStoreAdapter> {
     install_crypto();
     let counts = Arc::new(Counts::default());
+    let made = Arc::new(Mutex::new(None));
     let scrubber = scrubber(options);
     let uri = format!("s3://{bucket}/{prefix}").trim_end_matches('/').to_string();
     let build = |retry: RetryConfig| -> Result<Arc<AmazonS3>> {
         let builder = configure(bucket, options)?
-            .with_http_connector(CountingConnector { counts: Arc::clone(&counts) })
+            .with_http_connector(CountingConnector {
+                counts: Arc::clone(&counts),
+                made: Arc::clone(&made),
+            })
             .with_retry(retry);
         Ok(Arc::new(builder.build().map_err(|e| map("open", &uri, &e, &scrubber))?))
     };
+    let store = build(retrying(retry))?;
+    let client = made.lock().take();
+    let uploads = client.map(|client| Uploads { store: Arc::clone(&store), client });
     let parts = Parts {
-        store: build(retrying(retry))?,
+        store,
         // A repeated conditional put cannot tell its own lost success from another writer's, so
         // the adapter repeats those itself and reads back.
         conditional: build(RetryConfig { max_retries: 0, ..retrying(retry) })?,
@@ -73,6 +81,7 @@ pub fn open_s3(
         counted_below: true,
         scrubber: scrubber.clone(),
         retry,
+        uploads,
     };
     Ok(ObjectStoreAdapter::new(&uri, prefix, parts))
 }
@@ -131,16 +140,20 @@ fn install_crypto() {
 #[derive(Debug)]
 struct CountingConnector {
     counts: Arc<Counts>,
+    /// The client that was made last, which is the one for the bucket.
+    made: Arc<Mutex<Option<HttpClient>>>,
 }
 
 impl HttpConnector for CountingConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(CountingClient {
+        let client = HttpClient::new(CountingClient {
             options: options.clone(),
             current: Mutex::new((std::process::id(), client)),
             counts: Arc::clone(&self.counts),
-        }))
+        });
+        *self.made.lock() = Some(client.clone());
+        Ok(client)
     }
 }
 

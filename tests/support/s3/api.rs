@@ -256,9 +256,12 @@ impl S3 for Api {
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
         let input = request.input;
         let prefix = input.prefix.clone().unwrap_or_default();
-        let uploads = self.with(&input.bucket, |bucket| {
+        let after = (input.key_marker.clone(), input.upload_id_marker.clone());
+        let mut uploads: Vec<MultipartUpload> = self.with(&input.bucket, |bucket| {
             let below = bucket.uploads.iter().filter(|(_, upload)| upload.key.starts_with(&prefix));
-            let shown = below.map(|(id, upload)| MultipartUpload {
+            let later = below
+                .filter(|(id, u)| (Some(&u.key), Some(*id)) > (after.0.as_ref(), after.1.as_ref()));
+            let shown = later.map(|(id, upload)| MultipartUpload {
                 key: Some(upload.key.clone()),
                 upload_id: Some(id.clone()),
                 initiated: Some(upload.started.into()),
@@ -266,9 +269,16 @@ impl S3 for Api {
             });
             Ok(shown.collect())
         })?;
+        uploads.sort_by_key(|upload| (upload.key.clone(), upload.upload_id.clone()));
+        let most = input.max_uploads.map_or(self.page_keys, |n| self.page_keys.min(n as usize));
+        let is_truncated = uploads.len() > most;
+        uploads.truncate(most);
+        let last = uploads.last().filter(|_| is_truncated);
         Ok(S3Response::new(ListMultipartUploadsOutput {
             bucket: Some(input.bucket),
-            is_truncated: Some(false),
+            is_truncated: Some(is_truncated),
+            next_key_marker: last.and_then(|upload| upload.key.clone()),
+            next_upload_id_marker: last.and_then(|upload| upload.upload_id.clone()),
             prefix: input.prefix,
             uploads: Some(uploads),
             ..Default::default()

@@ -139,6 +139,18 @@ impl Server {
         }
     }
 
+    /// Makes all unfinished uploads of a bucket older.
+    pub fn age_uploads(&self, bucket: &str, by: Duration) {
+        for upload in self.buckets.lock().get_mut(bucket).unwrap().uploads.values_mut() {
+            upload.started -= by;
+        }
+    }
+
+    /// Keys of unfinished uploads.
+    pub fn upload_keys(&self, bucket: &str) -> Vec<String> {
+        self.buckets.lock()[bucket].uploads.values().map(|upload| upload.key.clone()).collect()
+    }
+
     /// Keys and sizes of a bucket, past the network.
     pub fn objects(&self, bucket: &str) -> Vec<(String, usize)> {
         let buckets = self.buckets.lock();
