@@ -101,6 +101,7 @@ def save_all(rank, world, folder):
         "wrong": load_all(rank, world, folder, sorted(made)),
         "fsdp_tp": fsdp_tp_save(rank, folder),
         "ambiguous": ambiguous(rank, folder),
+        "ddp": ddp_save(folder),
     }
 
 
@@ -122,7 +123,15 @@ def load_all(rank, world, folder, stored):
 def restore_all(rank, world, folder):
     """Restores on this number of ranks what four ranks saved."""
     stored = json.loads((folder / "save_all-4-0.json").read_text())["kinds"]
-    return {"wrong": load_all(rank, world, folder, stored), "fsdp_tp": fsdp_load(world, folder)}
+    return {
+        "wrong": load_all(rank, world, folder, stored),
+        "fsdp_tp": fsdp_load(world, folder),
+        "meta": fsdp_load(world, folder, meta=True),
+        "ddp as fsdp": fsdp_load(world, folder, "ddp"),
+        "ddp as meta": fsdp_load(world, folder, "ddp", meta=True),
+        "ddp": ddp_load(folder, "ddp"),
+        "fsdp_tp as ddp": ddp_load(folder, "fsdp_tp"),
+    }
 
 
 class Net(torch.nn.Module):
@@ -165,13 +174,7 @@ def fsdp_tp_save(rank, folder):
     cut_by_tp = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None}
     held = {name: p.to_local() for name, p in net.named_parameters()}
     hand = {n: by_hand(p.detach(), cut_by_tp[n], rank) for n, p in want.named_parameters()}
-    optimizer = torch.optim.AdamW(net.parameters())
-    for parameter in net.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for parameter in net.parameters():
-        # recognisable state without a forward pass, which uneven sizes do not allow
-        optimizer.state[parameter]["exp_avg"].copy_(parameter.detach() * 2)
+    optimizer = trained(net)
     with dt.Checkpointer(folder / "fsdp_tp", timeout="60s") as ckpt:
         ckpt.save(1, {"model": net, "optimizer": optimizer}, blocking=True)
         again = parallel_net()
@@ -197,16 +200,59 @@ def fsdp_tp_save(rank, folder):
     }
 
 
-def fsdp_load(world, folder):
-    from torch.distributed.fsdp import fully_shard
+def trained(net):
+    """One step that changes little, and state that is known by its parameter; without a forward
+    pass, which uneven sizes do not allow."""
+    optimizer = torch.optim.AdamW(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter in net.parameters():
+        optimizer.state[parameter]["exp_avg"].copy_(parameter.detach() * 2)
+    return optimizer
 
+
+def ddp_save(folder):
+    """DistributedDataParallel: every rank holds all, and it is written once."""
+    net = torch.nn.parallel.DistributedDataParallel(Net())
+    optimizer = trained(net)
+    with dt.Checkpointer(folder / "ddp", timeout="60s") as ckpt:
+        ckpt.save(1, {"model": net, "optimizer": optimizer}, blocking=True)
+        opened = ckpt._native.open(1)
+        paths = [json.loads(path) for path, _, _ in opened.tensors()]
+        names = sorted(".".join(path[1:]) for path in paths if path[0] == "model")
+    return {"names": names, "loaded": ddp_load(folder, "ddp")}
+
+
+def ddp_load(folder, root):
     net = Net()
     for parameter in net.parameters():
         parameter.detach().fill_(0)
+    net = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(net.parameters())
+    with dt.Checkpointer(folder / root, timeout="60s") as ckpt:
+        ckpt.restore({"model": net, "optimizer": optimizer}, rng=False)
+    named = dict(net.module.named_parameters())
+    state = {name: optimizer.state[parameter]["exp_avg"] for name, parameter in named.items()}
+    right = all(torch.allclose(named[n], p, rtol=1e-3) for n, p in Net().named_parameters())
+    doubled = all(torch.equal(state[name], 2 * named[name].detach()) for name in named)
+    return {"right": right, "doubled": doubled}
+
+
+def fsdp_load(world, folder, root="fsdp_tp", meta=False):
+    """FSDP2 over all ranks; with `meta` of a model that has no memory before it is restored."""
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.device("meta" if meta else "cpu"):
+        net = Net()
+    if not meta:
+        for parameter in net.parameters():
+            parameter.detach().fill_(0)
     fully_shard(net, mesh=init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(net.parameters())
-    with dt.Checkpointer(folder / "fsdp_tp", timeout="60s") as ckpt:
+    with dt.Checkpointer(folder / root, timeout="60s") as ckpt:
         ckpt.restore({"model": net, "optimizer": optimizer}, rng=False)
+    assert all(parameter.device.type == "cpu" for parameter in net.parameters())
     full = {name: p.full_tensor().tolist() for name, p in net.named_parameters()}
     state = {n: optimizer.state[p]["exp_avg"].full_tensor() for n, p in net.named_parameters()}
     doubled = all((state[n] == 2 * torch.tensor(full[n])).all().item() for n in full)

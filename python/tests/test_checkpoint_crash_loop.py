@@ -1,5 +1,6 @@
 """Processes that die while they restore: counted, stepped over, and forgotten when it works."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -79,3 +80,54 @@ def test_errors_are_no_crashes(root):
 def test_a_root_that_cannot_be_written_restores_all_the_same(root):
     (root / ".restoring").write_text("a file where a folder should be")
     assert restored(root).step == 2
+
+
+RANK = """
+import json, os, signal, sys
+import drivetrain as dt, numpy as np
+
+root, rank, victim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+class Bomb:
+    def state_dict(self):
+        return {}
+    def load_state_dict(self, state):
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+ckpt = dt.Checkpointer(root, rank=rank, world_size=2, timeout="6s")
+try:
+    r = ckpt.restore({"w": np.zeros(4), "bomb": Bomb()}, rng=False)
+    print(json.dumps([r.step, r.skipped]))
+except (dt.DeadlineExceeded, dt.PeerFailed) as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def two_ranks(root, victim):
+    """Both ranks restore, and one of them dies while it loads; what the living ones say."""
+    command = [sys.executable, "-c", RANK, str(root)]
+    started = [
+        subprocess.Popen([*command, str(rank), str(victim)], stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=100)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    codes = [process.returncode for process in started]
+    assert codes == [-signal.SIGKILL if rank == victim else 0 for rank in (0, 1)], (codes, said)
+    return [json.loads(text) for text in said if text]
+
+
+def test_a_rank_that_is_killed_while_it_restores_counts_for_all(root):
+    """Whoever of two ranks dies: that is one crash, and after three both go to the older step."""
+    for victim in (1, 0, 1):
+        (text,) = two_ranks(root, victim)
+        assert f"rank {victim}" in text, text
+    first, second = two_ranks(root, -1)
+    assert first == second and first[0] == 1
+    ((step, reason),) = first[1]
+    assert step == 2 and "3 processes were killed" in reason, reason

@@ -36,6 +36,12 @@ def test_fsdp_over_tensor_parallel_with_uneven_rows(saved):
         assert found["held by hand"] and found["again"] and found["strided"], found
 
 
+def test_ddp_is_saved_under_the_names_of_the_bare_model(saved):
+    for answer in saved[1]:
+        assert answer["ddp"]["loaded"] == {"right": True, "doubled": True}
+        assert answer["ddp"]["names"] == ["down.bias", "down.weight", "up.bias", "up.weight"]
+
+
 def test_a_placement_with_two_readings_is_refused(saved):
     assert all(answer["ambiguous"] for answer in saved[1])
 
@@ -44,7 +50,11 @@ def test_a_placement_with_two_readings_is_refused(saved):
 def test_other_numbers_of_ranks(saved, world):
     for answer in launch("restore_all", world, saved[0]):
         assert answer["wrong"] == []
-        assert answer["fsdp_tp"] == {"right": True, "doubled": True}
+        right = {"right": True, "doubled": True}
+        assert answer["fsdp_tp"] == right
+        assert answer["meta"] == right, "a model without memory"
+        assert answer["ddp"] == answer["ddp as fsdp"] == answer["ddp as meta"] == right
+        assert answer["fsdp_tp as ddp"] == right
 
 
 def chunks(size, parts):
