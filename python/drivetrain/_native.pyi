@@ -31,6 +31,18 @@ _LeftRow = tuple[int, int, int, int, int, str | None]
 _ReadRow = tuple[str, str, list[int], list[int], list[int], int, int]
 
 @final
+class TensorRows:
+    def __new__(
+        cls,
+        paths: list[str],
+        kind_of: list[int],
+        kinds: list[tuple[str, list[int], int]],
+        replicas: list[int],
+        pinned: list[int],
+    ) -> TensorRows: ...
+    def __len__(self) -> int: ...
+
+@final
 class Checkpointer:
     def __new__(
         cls,
@@ -64,6 +76,7 @@ class Checkpointer:
         metrics: dict[str, float] | None = None,
         stage: int | None = None,
         may_repeat: bool = False,
+        blocks: list[tuple[TensorRows, list[int]]] = ...,
     ) -> SaveHandle: ...
     def refuse(self, step: int, why: str) -> None: ...
     def left(self) -> list[_LeftRow]: ...
@@ -113,7 +126,12 @@ class OpenStep:
     def state_json(self) -> str: ...
     def per_rank_json(self, rank: int) -> str | None: ...
     def tensors(self) -> list[tuple[str, str, list[int]]]: ...
-    def read_into(self, targets: list[_ReadRow], sharing: str = "alone") -> None: ...
+    def read_into(
+        self,
+        targets: list[_ReadRow],
+        sharing: str = "alone",
+        blocks: list[tuple[TensorRows, list[int]]] = ...,
+    ) -> None: ...
 
 # (path, dtype, global shape, offsets, extent)
 _PieceRow = tuple[str, str, list[int], list[int], list[int]]

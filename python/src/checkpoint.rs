@@ -17,6 +17,7 @@ use pyo3::types::PyDict;
 
 use crate::errors::to_python;
 use crate::meet::StoreMeet;
+use crate::tensor_rows::{Block, with_rows};
 
 /// How often a wait looks for Ctrl-C.
 const SIGNAL_POLL: Duration = Duration::from_millis(100);
@@ -99,9 +100,11 @@ impl Checkpointer {
     /// `skip_after_s`: while both staging slots are being written, wait so long and then leave the
     /// save out on all ranks; None waits as long as the timeout. `may_repeat`: what `check` raises
     /// is raised, and this call does not count: the caller makes it anew.
+    ///
+    /// `blocks`: further tensors, as rows that were described before and their addresses now.
     #[pyo3(signature = (step, tensors, state_json, per_rank_json, *, blocking, overwrite,
-        check=None, skip_after_s=None, metrics=None, stage=None,
-        may_repeat=false))]
+        check=None, skip_after_s=None, metrics=None, stage=None, may_repeat=false,
+        blocks=Vec::new()))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn save(
         &self,
@@ -117,9 +120,10 @@ impl Checkpointer {
         metrics: Option<BTreeMap<String, f64>>,
         stage: Option<u32>,
         may_repeat: bool,
+        blocks: Vec<Block>,
     ) -> PyResult<SaveHandle> {
         let skip_after = skip_after_s.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
-        let rows: Vec<_> = tensors.into_iter().map(input).collect();
+        let extra: Vec<_> = tensors.into_iter().map(input).collect();
         let finite = |(name, value): (String, f64)| (name, value.is_finite().then_some(value));
         let metrics = metrics.into_iter().flatten().map(finite).collect();
         let options = SaveOptions { overwrite, blocking, skip_after, metrics, stage, may_repeat };
@@ -133,7 +137,10 @@ impl Checkpointer {
             })
         };
         let saved = py.detach(|| {
-            self.inner.save_checked(step, &rows, &state_json, &per_rank_json, options, &mut check)
+            with_rows(&blocks, extra, |rows| {
+                let (state, own) = (&state_json, &per_rank_json);
+                self.inner.save_checked(step, rows, state, own, options, &mut check)
+            })
         });
         let inner = saved.map_err(|e| raised.unwrap_or_else(|| raise(&e)))?;
         let handle = SaveHandle { inner };
@@ -422,15 +429,30 @@ impl OpenStep {
 
     /// Fills memory: (path, dtype, shape, offsets, extent, address, bytes) each. `sharing` is what
     /// other processes of this machine read, too: "alone" (nothing), "partial" or "all".
-    #[pyo3(signature = (targets, sharing="alone"))]
-    fn read_into(&self, py: Python<'_>, targets: Vec<ReadRow>, sharing: &str) -> PyResult<()> {
+    /// `blocks` are more of them: rows, which are used up, and their addresses.
+    #[pyo3(signature = (targets, sharing="alone", blocks=Vec::new()))]
+    fn read_into(
+        &self,
+        py: Python<'_>,
+        targets: Vec<ReadRow>,
+        sharing: &str,
+        blocks: Vec<Block>,
+    ) -> PyResult<()> {
         let sharing = match sharing {
             "all" => Sharing::All,
             "partial" => Sharing::Partial,
             _ => Sharing::Alone,
         };
-        let targets: Vec<_> = targets.into_iter().map(target).collect();
-        py.detach(|| self.inner.read_into_shared(targets, sharing)).map_err(|e| raise(&e))
+        let mut targets: Vec<_> = targets.into_iter().map(target).collect();
+        let read = py.detach(|| {
+            for (block, addresses) in &blocks {
+                // SAFETY: the caller keeps this contiguous memory alive until read_into returns
+                // and lets nobody else use it meanwhile.
+                targets.append(&mut unsafe { block.get().targets(addresses) }?);
+            }
+            self.inner.read_into_shared(targets, sharing)
+        });
+        read.map_err(|e| raise(&e))
     }
 }
 

@@ -15,6 +15,7 @@ mod loader;
 mod meet;
 mod requests;
 mod sample;
+mod tensor_rows;
 mod transforms;
 mod values;
 
@@ -28,6 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     transforms::register(module)?;
     loader::register(module)?;
     checkpoint::register(module)?;
+    tensor_rows::register(module)?;
     exchange::register(module)?;
     cli::register(module)
 }

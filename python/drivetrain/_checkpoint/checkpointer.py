@@ -10,6 +10,7 @@ from drivetrain import _native
 from drivetrain._checkpoint import meeting
 from drivetrain._checkpoint.adopt import Adoption, adopt
 from drivetrain._checkpoint.at_exit import close_at_exit
+from drivetrain._checkpoint.blocks import Block, paused_collector
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Collected, Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
@@ -20,7 +21,7 @@ from drivetrain._checkpoint.restore import Restore
 from drivetrain._checkpoint.rng import rng_state
 from drivetrain._checkpoint.stages import checked_stage
 from drivetrain._checkpoint.tree import Snapshot
-from drivetrain._checkpoint.typed_json import dotted
+from drivetrain._checkpoint.typed_json import Path, dotted
 from drivetrain._checkpoint.values import (
     Keep,
     Problem,
@@ -142,6 +143,8 @@ class Checkpointer:
         self._pending: list[SaveHandle] = []
         self._restores = 0
         self._saves = 0
+        self._blocks: dict[Path, Block] = {}
+        """What the last save took as blocks."""
         self._failed_saves = 0
         self._skipped_saves = 0
         self._warned_private = False
@@ -304,17 +307,26 @@ class Checkpointer:
     def _collect(self, step: int, state: dict[str, Any], rng: bool, overlapped: bool) -> Collected:
         """Looks at all that is to be saved; nothing large is copied yet."""
         try:
-            snapshot = Snapshot(self._rank, self._world_size, self._allow_pickle, self._stage_ranks)
-            snapshot.add_all(state)
-            if rng:
-                snapshot.add_rng(rng_state())
-            guard = Guard(snapshot.pieces, self._guard)
-            if overlapped:
-                snapshot.copy_others()
-                guard.check()
-                guard = Guard(snapshot.steady_pieces(), self._guard)
-            tensors, alive = snapshot.native_tensors()
-            return Collected(guard, tensors, alive, snapshot.state_json(), snapshot.per_rank_json())
+            known = None if overlapped else self._blocks
+            snapshot = Snapshot(
+                self._rank, self._world_size, self._allow_pickle, self._stage_ranks, known
+            )
+            with paused_collector():
+                snapshot.add_all(state)
+                if rng:
+                    snapshot.add_rng(rng_state())
+                guard = Guard(snapshot.pieces, self._guard, snapshot.found)
+                if overlapped:
+                    snapshot.copy_others()
+                    guard.check()
+                    guard = Guard(snapshot.steady_pieces(), self._guard)
+                tensors, alive = snapshot.native_tensors()
+                texts = snapshot.state_json(), snapshot.per_rank_json()
+            if not overlapped:
+                self._blocks = {found.block.path: found.block for found in snapshot.found}
+            alive.append(snapshot.found)
+            blocks = [(found.block.rows, found.addresses) for found in snapshot.found]
+            return Collected(guard, tensors, alive, *texts, blocks)
         except Exception as error:
             # without this the other ranks would wait for us until their deadline
             self._native.refuse(step, str(error))
@@ -342,6 +354,7 @@ class Checkpointer:
                 metrics=metrics,
                 stage=self._stage_ranks[0] if self._stage_ranks else None,
                 may_repeat=may_repeat,
+                blocks=found.blocks,
             )
 
         return stage

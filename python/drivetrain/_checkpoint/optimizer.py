@@ -63,8 +63,11 @@ def modules_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if is_module(value):
         yield path, value
     elif isinstance(value, dict) and len(path) < WRAPPERS_MAX:
-        for key, item in value.items():
-            yield from modules_in(item, (*path, key))
+        torch = loaded("torch")
+        holders = (dict,) if torch is None else (dict, torch.nn.Module)
+        if any(issubclass(kind, holders) for kind in set(map(type, value.values()))):
+            for key, item in value.items():
+                yield from modules_in(item, (*path, key))
 
 
 def number_names(optimizer: Any, numbered: dict[str, Any], names: Names) -> dict[Key, Key]:

@@ -5,14 +5,14 @@ and after `load_state_dict`. A step that is damaged on one rank is left by all.
 """
 
 import contextlib
-import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain import _native
 from drivetrain._checkpoint import meeting
+from drivetrain._checkpoint.blocks import paused_collector
 from drivetrain._checkpoint.renaming import Rename
 from drivetrain._checkpoint.targets import Plan
 from drivetrain._checkpoint.values import Restored, RestorePlan
@@ -38,19 +38,6 @@ CRASHES_MAX = 3
 PHASES = {"plan": "planning", "read": "reading", "apply": "load_state_dict"}
 
 Candidates = list[tuple[int, str | None]]
-
-
-@contextlib.contextmanager
-def paused_collector() -> Iterator[None]:
-    """No garbage collection inside: planning makes many objects and no cycles, and a full
-    collection in a process with torch takes as long as planning a thousand tensors."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass

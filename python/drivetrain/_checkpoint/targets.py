@@ -7,13 +7,15 @@ last (`load_state_dict`, assignments into given dicts).
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from drivetrain import _native
 from drivetrain._checkpoint import dtypes, optimizer, pieces, stages, typed_json
+from drivetrain._checkpoint.alike import Alike, has_hooks, split
+from drivetrain._checkpoint.blocks import Found
 from drivetrain._checkpoint.fills import (
     Fill,
     copy_containers,
@@ -54,6 +56,7 @@ class Plan:
     """The ranks that hold the names of this one; None: all ranks hold all names."""
     neighbours: frozenset[int] = frozenset()
     """Other ranks on this machine, which read the same files."""
+    _alike: list[Found] = field(default_factory=list)
     _fills: dict[tuple, list[Fill]] = field(default_factory=dict)
     _copies: list[tuple[Any, Any]] = field(default_factory=list)
     _calls: list[Callable[[], None]] = field(default_factory=list)
@@ -74,7 +77,12 @@ class Plan:
         names.
         """
         check_named(targets)
-        tree = typed_json.loads(self.opened.state_json())
+        text = self.opened.state_json()
+        alike: dict[str, Alike] = {}
+        if rename is None:
+            tree, alike = split(text, targets)
+        else:
+            tree = typed_json.loads(text)
         if not isinstance(tree, dict):
             raise Corrupt("checkpoint state is no object; restore another step")
         self._names = optimizer.parameter_names(targets)
@@ -83,6 +91,10 @@ class Plan:
         if self.stage_ranks is not None:
             stages.narrow(tree, targets, self._names)
         for name, live in targets.items():
+            if name in alike:
+                self.state[name] = alike[name].loaded
+                self._alike.append(alike[name].found)
+                continue
             if name not in tree:
                 self.missing.append(str(name))
                 continue
@@ -108,6 +120,13 @@ class Plan:
         """Fills memory from the files; checksums and coverage are proven on the way."""
         fills = [fill for group in self._fills.values() for fill in group]
         alone = "partial" if self.neighbours else "alone"
+        if self._alike:
+            # by themselves: other targets may lie in the same memory
+            blocks = [(found.block.rows, found.addresses) for found in self._alike]
+            sharing = "all" if self._repeated(set(self.stage_ranks or ())) else "alone"
+            self.opened.read_into([], sharing, blocks)
+            for found in self._alike:
+                _count_writes(found.tensors)
         for sharing, repeated in ((alone, False), ("all", True)):
             rows = [fill.native() for fill in fills if fill.repeated is repeated]
             if rows:
@@ -144,13 +163,19 @@ class Plan:
         fills = [fill for group in self._fills.values() for fill in group]
         return RestorePlan(
             self.opened.step,
-            sorted(map(format_path, self._loaded)),
-            sum(pieces.address(fill.buffer)[1] for fill in fills),
+            sorted(map(format_path, self._loaded_paths())),
+            sum(pieces.address(fill.buffer)[1] for fill in fills)
+            + sum(found.size_bytes for found in self._alike),
             self.missing,
             self.unexpected,
             self.reshaped,
             self.renamed,
         )
+
+    def _loaded_paths(self) -> Iterator[Path]:
+        yield from self._loaded
+        for found in self._alike:
+            yield from found.block.paths
 
     def _mismatch(self) -> str:
         parts = []
@@ -354,9 +379,11 @@ class Plan:
 
     def _add_fills(self, key: tuple, content: dict, at: Path, place: Place) -> None:
         holders = set(place.replicas or self.stage_ranks or ())
-        everyone = not holders
-        repeated = bool(self.neighbours if everyone else self.neighbours & holders)
-        self._fills[key] = fills_of(content, at, place, repeated)
+        self._fills[key] = fills_of(content, at, place, self._repeated(holders))
+
+    def _repeated(self, holders: set[int]) -> bool:
+        """Whether others on this machine read what these ranks hold; none given are all."""
+        return bool(self.neighbours & holders if holders else self.neighbours)
 
     def _sharded_like(self, content: dict, path: Path) -> Any:
         """New optimizer state for a sharded parameter, spread as that is; None for any other.
@@ -398,14 +425,6 @@ class Plan:
         return live
 
 
-def has_hooks(module: Any) -> bool:
-    """True when loading means more to a module than filling its tensors."""
-    return any(
-        part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks
-        for part in module.modules()
-    )
-
-
 def is_lazy(tensor: Any) -> bool:
     """True for parameters that get their shape from the first forward pass."""
     from torch.nn.parameter import is_lazy as lazy
@@ -423,6 +442,17 @@ def _tensor_of(array: Any) -> Any:
     import torch
 
     return torch.from_numpy(array)
+
+
+def _count_writes(tensors: list[Any]) -> None:
+    """The same for many; those of inference mode have no version."""
+    from torch.autograd.graph import increment_version
+
+    try:
+        increment_version(tensors)
+    except RuntimeError:
+        for tensor in tensors:
+            _count_write(tensor)
 
 
 def _count_write(tensor: Any) -> None:

@@ -7,11 +7,12 @@ of that node, or under ``at`` when it is tied to an earlier one. A value per ran
 
 import base64
 import pickle
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain._checkpoint import dtypes, pieces, typed_json
+from drivetrain._checkpoint import blocks, dtypes, pieces, typed_json
 from drivetrain._checkpoint.optimizer import (
     Names,
     is_module,
@@ -22,7 +23,7 @@ from drivetrain._checkpoint.optimizer import (
     unwrap,
 )
 from drivetrain._checkpoint.pieces import Part, Place
-from drivetrain._checkpoint.typed_json import Path, refuse
+from drivetrain._checkpoint.typed_json import Key, Path, refuse
 from drivetrain._checkpoint.values import PerRank, Sharded
 from drivetrain._native import InvalidArgument
 
@@ -73,6 +74,7 @@ class Snapshot:
         world_size: ranks that save together.
         allow_pickle: store values of other types as pickles instead of refusing them.
         stage_ranks: the ranks that hold the same names; default: all.
+        known: blocks of an earlier save by their path; None: nothing is taken as a block.
     """
 
     def __init__(
@@ -81,16 +83,24 @@ class Snapshot:
         world_size: int,
         allow_pickle: bool = False,
         stage_ranks: Sequence[int] | None = None,
+        known: dict[Path, blocks.Block] | None = None,
     ) -> None:
         self.rank, self.world_size, self.allow_pickle = rank, world_size, allow_pickle
         self._everyone = list(range(world_size) if stage_ranks is None else stage_ranks)
         self.pieces: list[Piece] = []
+        """All but what is in blocks."""
+        self.found: list[blocks.Found] = []
+        self._known_blocks = known
+        self._addresses: set[int] = set()
+        """Of torch tensors seen so far; those in blocks are not in `_known` until one returns."""
+        self._spelled_out = 0
+        self._pinned_in: dict[Path, frozenset[Key]] = {}
         self._state: dict[str, Any] = {}
         self._per_rank: dict[str, Any] = {}
         self._known: dict[tuple, Path] = {}
         self._pinned: set[Path] = set()
         self._steady: set[int] = set()
-        """Storages that only an optimizer's step changes."""
+        """Storages that only an optimizer's step changes; with blocks nobody asks."""
         self._names: Names = {}
         self._inside_per_rank = False
 
@@ -109,7 +119,7 @@ class Snapshot:
 
     def state_json(self) -> str:
         """Typed JSON of everything but tensor bytes and per-rank values; equal on all ranks."""
-        return typed_json.dumps(self._state)
+        return (typed_json.dumps_with_texts if self.found else typed_json.dumps)(self._state)
 
     def per_rank_json(self) -> str:
         """Typed JSON of this rank's own values, keyed by their path."""
@@ -119,7 +129,7 @@ class Snapshot:
         if isinstance(value, PerRank):
             return self._encode_per_rank(value, path)
         if type(value) in typed_json.PLAIN:
-            return None
+            return self._encode_block(value, path)
         place = pieces.describe(value, self.rank, self.world_size, path)
         if place is not None:
             return self._encode_tensor(value, place, path)
@@ -130,16 +140,47 @@ class Snapshot:
             return {"~pickle": base64.b64encode(content).decode("ascii")}
         return None
 
+    def _encode_block(self, value: Any, path: Path) -> Any:
+        """The text of a tree of dicts of plain tensors; None for anything else."""
+        kind = type(value)
+        if self._known_blocks is None or self._inside_per_rank or not path:
+            return None
+        if kind is not dict and kind is not OrderedDict:
+            return None
+        pinned = self._pinned_in.get(path, frozenset())
+        known = self._known_blocks.get(path)
+        found = blocks.find(dict(value), path, self._everyone, known, pinned)
+        if found is None:
+            return None
+        if not self._addresses.isdisjoint(found.addresses):
+            self._spell_out()  # tied to something outside: the general way says to what
+            return None
+        self._addresses.update(found.addresses)
+        self.found.append(found)
+        text = found.block.text
+        return typed_json.Text(text if kind is dict else f'{{"~odict":{text}}}')
+
+    def _spell_out(self) -> None:
+        """Makes the tensors of blocks known one by one, for what is tied to them."""
+        for found in self.found[self._spelled_out :]:
+            for path, tensor in zip(found.block.paths, found.tensors):
+                shape = tuple(tensor.shape)
+                place = Place(tensor, shape, (0,) * len(shape), None)
+                self._known.setdefault(pieces.identity(place), path)
+        self._spelled_out = len(self.found)
+
     def _state_of(self, value: Any, path: Path) -> Any:
         if is_module(value):
             module = unwrap(value)
-            buffers = module.named_buffers(remove_duplicate=False)
+            buffers = [name for name, _ in module.named_buffers(remove_duplicate=False)]
             # DDP broadcasts rank 0's buffers before each forward and lets the others drift until
             # then (running statistics of batch norm), so they may differ and must not be mixed.
-            self._pinned.update((*path, name) for name, _ in buffers)
-            self._steady.update(pieces.storage(p) for p in module.parameters())
+            self._pinned.update((*path, name) for name in buffers)
+            self._pinned_in[path] = frozenset(buffers)
+            if self._known_blocks is None:
+                self._steady.update(pieces.storage(p) for p in module.parameters())
             return dict(module.state_dict())
-        if is_optimizer(value):
+        if is_optimizer(value) and self._known_blocks is None:
             slots = (slot for slots in value.state.values() for slot in slots.values())
             self._steady.update(pieces.storage(slot) for slot in slots if dtypes.is_tensor(slot))
         state = value.state_dict()
@@ -164,12 +205,22 @@ class Snapshot:
             content["sharded"] = True
         if self._inside_per_rank:
             return self._encode_own_tensor(content, piece, path)
+        self._meet(place.local)
         first = self._known.setdefault(pieces.identity(place), path)
         if first != path:
             content["at"] = list(first)
         else:
             self.pieces.append(piece)
         return {"~tensor": content}
+
+    def _meet(self, local: Any) -> None:
+        if self._known_blocks is None or not dtypes.is_tensor(local):
+            return
+        address = local.data_ptr()
+        if address in self._addresses:
+            self._spell_out()
+        elif address:
+            self._addresses.add(address)
 
     def _encode_own_tensor(self, content: dict, piece: Piece, path: Path) -> Any:
         """A tensor inside a PerRank: this rank's alone, whole, never tied."""

@@ -25,6 +25,7 @@ import math
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -41,6 +42,9 @@ DecodeLeaf = Callable[[str, Any, Path], Any]
 #: takes up to three.
 DEPTH_MAX = 36
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+
+#: Nodes that hold no others.
+_LEAVES = frozenset((type(None), bool, int, float, str))
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -73,8 +77,28 @@ def path_json(path: Path) -> str:
     return f"[{','.join(keys)}]"
 
 
+@dataclass(frozen=True)
+class Text:
+    """A node whose text is known."""
+
+    text: str
+
+
 def dumps(node: Any) -> str:
     """The compact text of a node made by `encode`."""
+    return _compact(node)
+
+
+def dumps_with_texts(node: Any) -> str:
+    """The same for nodes that hold a `Text` anywhere."""
+    if type(node) is Text:
+        return node.text
+    if type(node) is dict:
+        items = node.items()
+        texts = [f"{encode_basestring(key)}:{dumps_with_texts(value)}" for key, value in items]
+        return f"{{{','.join(texts)}}}"
+    if type(node) is list and not _LEAVES.issuperset(map(type, node)):
+        return f"[{','.join(map(dumps_with_texts, node))}]"
     return _compact(node)
 
 
