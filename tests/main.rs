@@ -8,6 +8,7 @@ mod commit;
 mod commit_faults;
 mod compressed;
 mod data_cli;
+mod delta;
 mod fault_matrix;
 mod fault_store;
 mod index;

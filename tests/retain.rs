@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drivetrain::checkpoint::{Adopted, Best, Checkpointer, Keep, Options, SaveOptions, adopt};
-use drivetrain::checkpoint::{remove_step, superfluous};
+use drivetrain::checkpoint::{remove_steps, superfluous};
 use drivetrain::runtime::block_on;
 use drivetrain::storage::Store;
 use drivetrain::storage::fault::{FaultScript, FaultStore};
@@ -164,10 +164,7 @@ fn full(root: &Path) {
 
 async fn prune(store: &dyn Store) -> drivetrain::Result<()> {
     let keep = Keep { last: Some(2), ..Keep::default() };
-    for known in superfluous(store, &keep).await? {
-        remove_step(store, known.step).await?;
-    }
-    Ok(())
+    remove_steps(store, &superfluous(store, &keep).await?, &mut |_| {}).await
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::commit::Tally;
 use crate::error::{Error, Result};
 
 /// Outcome of a save; shared, since the handle and the next call may both report it.
@@ -16,6 +17,7 @@ struct State {
     outcome: Mutex<Option<Outcome>>,
     /// The ranks have met, so that the staged bytes can be adopted.
     joined: AtomicBool,
+    tally: Mutex<Option<Tally>>,
     changed: Condvar,
 }
 
@@ -51,6 +53,17 @@ impl SaveHandle {
             }
         }
         true
+    }
+
+    /// Puts down what this rank's part of the save came to.
+    pub fn set_tally(&self, tally: Tally) {
+        *self.state.tally.lock() = Some(tally);
+    }
+
+    /// What this rank's part of the save came to; `None` until it is over, and where nothing is
+    /// packed.
+    pub fn tally(&self) -> Option<Tally> {
+        *self.state.tally.lock()
     }
 
     /// Tells everybody who waits. Only the first call counts.

@@ -33,12 +33,14 @@ mod retain;
 mod snapshot;
 
 pub use checkpointer::{Checkpointer, Options, SaveOptions};
-pub use commit::scale;
+pub use commit::{PackOptions, Tally, scale};
 pub use handle::{Outcome, SaveHandle};
 pub use plan::TensorIn;
 pub use read::{
     Change, OpenStep, Problem, Sharing, Target, Values, candidates, differences, manifest_folders,
     open_folder, open_step, problem_of, verify_step,
 };
-pub use retain::{Adopted, Best, Keep, Known, adopt, committed, remove_step, root_id, superfluous};
+pub use retain::{
+    Adopted, Best, Keep, Known, adopt, committed, remove_steps, root_id, superfluous,
+};
 pub use snapshot::Left;

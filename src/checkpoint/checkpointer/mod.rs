@@ -16,7 +16,7 @@ use crossbeam::channel::{Receiver, SendTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::commit::{self, Job, Place};
+use super::commit::{self, Job, PackOptions, Packer, Place};
 use super::handle::SaveHandle;
 use super::layout::step_dir;
 use super::meet::{Doing, FileMeet, Meet, Room, Tick, no_tick};
@@ -56,6 +56,8 @@ pub struct Options {
     pub shm_dir: Option<PathBuf>,
     /// Trust that no one else writes here, on a store without create-if-absent.
     pub single_writer: bool,
+    /// What is done to chunks before they are written.
+    pub pack: PackOptions,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             run_id: None,
             shm_dir: None,
             single_writer: false,
+            pack: PackOptions::default(),
         }
     }
 }
@@ -148,6 +151,8 @@ impl Checkpointer {
             return Err(Error::invalid("rank", format!("below world_size {world_size}"), rank));
         }
         options.keep().check()?;
+        options.pack.check()?;
+        let pack = Packer::new(options.pack);
         let proof = Proof::new(store.as_ref(), options.single_writer)?;
         let keep = Retention::new(store.as_ref(), options.keep())?;
         let root_hash = xxh3_64(store.uri().as_bytes());
@@ -160,7 +165,7 @@ impl Checkpointer {
         let meet = meet.unwrap_or_else(|| Arc::new(FileMeet::new(Arc::clone(&store))));
         let room = Room::new(meet, prefix, rank, world_size, options.timeout);
         Ok(Self {
-            place: Arc::new(Place { store, room, keep: Arc::new(keep) }),
+            place: Arc::new(Place { store, room, keep: Arc::new(keep), pack }),
             slots: Arc::new(Slots::new(slots, local)),
             proof,
             claims: Claims::default(),
@@ -327,8 +332,7 @@ impl Checkpointer {
         let Some((step, _)) = newest else { return Ok(false) };
         let open = self.open(step)?;
         let rank = self.place.room.rank;
-        let own = open.manifest().files.iter().filter(|file| file.rank == rank);
-        let bytes = own.map(|file| file.size_bytes as usize).sum();
+        let bytes = open.rank_bytes(rank) as usize;
         let slots = Arc::clone(&self.slots);
         let work = move || slots.prepare(bytes, 2);
         let thread = thread::Builder::new().name("drivetrain-warm".into()).spawn(work);

@@ -3,6 +3,7 @@
 use super::lead::Leading;
 use super::machine::{Action, Event, Folder, Machine, Outcome, Shape};
 use super::messages::Failure;
+use super::pack::{Packed, Packer};
 use super::publish::{is_ours, manifest_path, refuse_committed};
 use super::write::{
     OpenFile, Written, discard, remove_files, remove_folders, sync_file, write_image,
@@ -49,6 +50,8 @@ pub struct Driver<'a> {
     /// The first thing that went wrong, which is what the caller hears.
     pub trouble: Option<Trouble>,
     pub written: Written,
+    /// What the packer made of it.
+    pub packed: Packed,
     /// The file between its write and its fsync.
     pub open: Option<OpenFile>,
     pub leading: Leading,
@@ -67,6 +70,7 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         files: job.images.len() as u32,
         alone: room.world_size == 1,
         overwrite: job.overwrite,
+        delta: place.pack.as_ref().is_some_and(Packer::is_delta),
     };
     let mut machine = Machine::new(room.rank, shape);
     let mut driver = Driver {
@@ -76,6 +80,7 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         tick,
         trouble: None,
         written: Written::default(),
+        packed: Packed::default(),
         open: None,
         leading: Leading::default(),
         heard: false,
@@ -94,7 +99,15 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         action = machine.next(event);
     };
     driver.hush();
-    driver.result(outcome)
+    let packed = std::mem::take(&mut driver.packed);
+    let result = driver.result(outcome);
+    if let Some(packer) = &place.pack {
+        if let Some(handle) = &job.handle {
+            handle.set_tally(packed.tally);
+        }
+        packer.settle(packed, &result);
+    }
+    result
 }
 
 impl Driver<'_> {
@@ -149,12 +162,13 @@ impl Driver<'_> {
             Action::Prepare => self.prepare()?,
             Action::Write(i) => {
                 let rank = self.place.room.rank;
-                let file = write_image(store, &self.folders, self.job, rank, i as usize);
+                let pack = self.place.pack.as_ref().map(|packer| (packer, &mut self.packed));
+                let file = write_image(store, &self.folders, self.job, rank, i as usize, pack);
                 self.open = Some(block_on(file)??);
             }
             Action::Sync(_) => {
                 let (record, chunks) = block_on(sync_file(store, self.opened()?))??;
-                self.written.files.push(record);
+                self.written.files.extend(record);
                 self.written.chunks.extend(chunks);
             }
             Action::ReadBack => {
@@ -198,6 +212,7 @@ impl Driver<'_> {
         }
         let mut files = std::mem::take(&mut self.written.files);
         files.extend(self.leading.table.take());
+        self.let_go();
         block_on(remove_files(store, &self.folders, &files))?;
         if self.place.room.rank == 0 || self.heard {
             block_on(remove_folders(store, &self.folders))?;

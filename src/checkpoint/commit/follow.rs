@@ -51,8 +51,9 @@ impl Driver<'_> {
         let part = if let Some(trouble) = &self.trouble {
             Err(trouble.failure(room.rank))
         } else {
-            let chunks = std::mem::take(&mut self.written.chunks);
-            Ok(Part::of(self.place.room.rank, self.job, self.written.files.clone(), chunks))
+            self.packed.tell(&mut self.written);
+            let (rank, files) = (self.place.room.rank, self.written.files.clone());
+            Ok(Part::of(rank, self.job, files, &mut self.written))
         };
         room.put(&self.job.meeting(), &format!("part-{}", room.rank), &encode_part(&part)?)
     }

@@ -7,12 +7,13 @@ use super::drive::{Driver, Trouble};
 use super::judge::{self, Doubt};
 use super::machine::{Action, Event, Word};
 use super::messages::{Details, Failure, Part, Verdict, decode, decode_part, encode};
+use super::pack::{check_held, held_steps, hold, let_go};
 use super::publish::{
     committed_already, existing, manifest_bytes, manifest_path, may_land, write_table,
 };
 use super::write::sync_file;
 use super::{Folders, Job, Place};
-use crate::checkpoint::layout::{FileRecord, Manifest, join};
+use crate::checkpoint::layout::{FileRecord, Manifest, Referred, join};
 use crate::checkpoint::meet::no_tick;
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
@@ -34,6 +35,8 @@ pub struct Leading {
     ask: Vec<u32>,
     /// The table, once it is durable.
     pub table: Option<FileRecord>,
+    /// Steps that were marked as referred to by this save.
+    held: Vec<i64>,
     /// The manifest that is to be replaced.
     old: Option<(Version, Option<Manifest>)>,
 }
@@ -49,6 +52,11 @@ impl Driver<'_> {
             Action::Judge => return self.judge(),
             Action::GatherDetails => self.gather_details()?,
             Action::WaitVisible => self.wait_visible()?,
+            Action::Hold => self.hold()?,
+            Action::CheckHeld => {
+                let referred = self.referred();
+                block_on(check_held(self.place.store.as_ref(), &referred))??;
+            }
             Action::WriteTable => {
                 let store = self.place.store.as_ref();
                 let table = write_table(store, &self.folders, &self.leading.parts);
@@ -56,7 +64,7 @@ impl Driver<'_> {
             }
             Action::SyncTable => {
                 let sync = sync_file(self.place.store.as_ref(), self.opened()?);
-                self.leading.table = Some(block_on(sync)??.0);
+                self.leading.table = block_on(sync)??.0;
             }
             Action::LookOld => {
                 let path = manifest_path(&self.folders);
@@ -67,6 +75,7 @@ impl Driver<'_> {
             Action::Retire => {
                 let replaced = self.leading.old.take().and_then(|(_, old)| old);
                 self.place.keep.note(self.job.step, replaced);
+                self.let_go();
             }
             other => return self.common(other),
         }
@@ -111,9 +120,9 @@ impl Driver<'_> {
     }
 
     fn judge(&mut self) -> Done {
-        let chunks = std::mem::take(&mut self.written.chunks);
+        self.packed.tell(&mut self.written);
         // The files' names stay with the driver, which removes them if the save fails.
-        let own = Part::of(0, self.job, self.written.files.clone(), chunks);
+        let own = Part::of(0, self.job, self.written.files.clone(), &mut self.written);
         self.leading.parts.insert(0, own);
         match judge::judge(&self.leading.parts) {
             Ok(()) => {
@@ -148,17 +157,44 @@ impl Driver<'_> {
         block_on(wait_visible(self.place, &self.folders, foreign))?
     }
 
+    /// Files of other steps that chunks of any rank lie in, each once, in order.
+    fn referred(&self) -> Vec<Referred> {
+        let all = self.leading.parts.iter().flat_map(|p| &p.head.referred);
+        let unique: BTreeMap<_, _> = all.map(|r| ((r.step, &r.file.path), r)).collect();
+        unique.into_values().cloned().collect()
+    }
+
+    /// Marks the steps that are referred to, so that nobody removes them meanwhile.
+    fn hold(&mut self) -> Result<()> {
+        for step in held_steps(&self.referred()) {
+            self.leading.held.push(step);
+            block_on(hold(self.place.store.as_ref(), step, &self.folders.attempt))??;
+        }
+        Ok(())
+    }
+
+    /// Takes the marks away: the manifest says it now, or never will.
+    pub fn let_go(&mut self) {
+        for step in std::mem::take(&mut self.leading.held) {
+            let gone = let_go(self.place.store.as_ref(), step, &self.folders.attempt);
+            if let Err(error) | Ok(Err(error)) = block_on(gone) {
+                tracing::debug!(%error, step, "a mark of a reference stays until it is old");
+            }
+        }
+    }
+
     /// The commit itself.
     fn put_manifest(&mut self) -> Event {
         let store = self.place.store.as_ref();
         let path = manifest_path(&self.folders);
         let table = self.leading.table.clone();
         let (place, folders, parts) = (self.place, &self.folders, &self.leading.parts);
+        let referred = self.referred();
         let put = table
             .ok_or_else(|| Error::Closed { what: "the table of the save".into() })
             .and_then(|table| {
                 let united = self.leading.united.as_deref();
-                manifest_bytes(place, folders, self.job, parts, united, table)
+                manifest_bytes(place, folders, self.job, parts, united, table, referred)
             })
             .and_then(|bytes| match &self.leading.old {
                 Some((version, _)) => block_on(store.replace(&path, bytes, version))?,

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Job;
 use super::publish::unknown_outcome;
-use crate::checkpoint::layout::{Chunk, FileRecord, decode_table, encode_table};
+use super::write::Written;
+use crate::checkpoint::layout::{Chunk, FileRecord, Referred, decode_table, encode_table};
 use crate::checkpoint::meet::missing_error;
 use crate::error::{Error, Result};
 
@@ -98,6 +99,9 @@ pub struct PartHead {
     pub step: i64,
     pub overwrite: bool,
     pub files: Vec<FileRecord>,
+    /// Files of other steps that hold chunks of its part.
+    #[serde(default)]
+    pub referred: Vec<Referred>,
     /// Ranks and hash of each list of replicated tensors.
     pub groups: Vec<(Vec<Run>, u64)>,
     pub state_hash: u64,
@@ -119,19 +123,20 @@ pub struct Part {
 
 impl Part {
     /// The part of this rank.
-    pub fn of(rank: u32, job: &Job, files: Vec<FileRecord>, chunks: Vec<Chunk>) -> Self {
+    pub fn of(rank: u32, job: &Job, files: Vec<FileRecord>, written: &mut Written) -> Self {
         let groups = job.groups.iter().map(|(ranks, g)| (runs(ranks), g.hash())).collect();
         let head = PartHead {
             step: job.step,
             overwrite: job.overwrite,
             files,
+            referred: std::mem::take(&mut written.referred),
             groups,
             state_hash: xxhash_rust::xxh3::xxh3_64(job.state_json.as_bytes()),
             stage: job.stage,
             stage_state: (job.stage == Some(rank)).then(|| job.state_json.clone()),
             per_rank_json: job.per_rank_json.clone(),
         };
-        Self { head, chunks }
+        Self { head, chunks: std::mem::take(&mut written.chunks) }
     }
 }
 

@@ -19,6 +19,7 @@ mod judge;
 mod lead;
 mod machine;
 mod messages;
+mod pack;
 mod publish;
 pub mod scale;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use crate::storage::Store;
 
 pub use drive::run;
 pub use lead::{Tidy, tidy};
+pub use pack::{PackOptions, Packer, Tally};
 
 /// What the ranks of a checkpointer share for all their saves.
 #[derive(Debug)]
@@ -50,6 +52,8 @@ pub struct Place {
     pub room: Room,
     /// What to keep after a commit.
     pub keep: Arc<Retention>,
+    /// What is done to chunks before they are written, if anything.
+    pub pack: Option<Packer>,
 }
 
 /// A staged save that waits for its turn.

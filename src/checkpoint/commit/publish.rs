@@ -4,11 +4,12 @@
 use bytes::Bytes;
 
 use super::messages::Part;
+use super::pack::{Packer, held_steps};
 use super::write::{OpenFile, write_small};
 use super::{Folders, Job, Place};
 use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
-    Chunk, FileRecord, MANIFEST, Manifest, TENSORS, crc32c, encode_table, join,
+    Chunk, FileRecord, MANIFEST, Manifest, Referred, TENSORS, crc32c, encode_table, join,
 };
 use crate::checkpoint::retain::now_ns;
 use crate::error::{Error, Result};
@@ -42,6 +43,7 @@ pub fn manifest_bytes(
     parts: &[Part],
     united: Option<&str>,
     table: FileRecord,
+    referred: Vec<Referred>,
 ) -> Result<Bytes> {
     let mut files = vec![table];
     files.extend(parts.iter().flat_map(|p| p.head.files.iter().cloned()));
@@ -50,7 +52,9 @@ pub fn manifest_bytes(
         world_size: place.room.world_size,
         attempt: folders.attempt.clone(),
         files,
-        refers_to: Vec::new(),
+        refers_to: held_steps(&referred),
+        referred,
+        delta: place.pack.as_ref().is_some_and(Packer::is_delta),
         tool: concat!("drivetrain ", env!("CARGO_PKG_VERSION")).into(),
         committed_ns: Some(now_ns()),
         root: Some(place.keep.root().into()),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::judge::judge;
 use super::messages::{Part, decode_part, encode_part};
-use super::write::pretend_written;
+use super::write::{Written, pretend_written};
 use super::{Folders, Job};
 use crate::checkpoint::layout::RollLimits;
 use crate::checkpoint::layout::{
@@ -233,11 +233,11 @@ fn part_of(
     let planned = plan(rank, model.ranks(), &tensors)?;
     let images = plan_files(rank, &planned.pieces, RollLimits::default())?;
     clock.add("all ranks: planned", started, 0);
-    let (mut files, mut chunks) = (Vec::new(), Vec::new());
+    let mut written = Written::default();
     for image in &images {
         let (file, rows) = pretend_written(image, &planned.pieces, folders, rank);
-        files.push(file);
-        chunks.extend(rows);
+        written.files.push(file);
+        written.chunks.extend(rows);
     }
     let job = Job {
         step: 1,
@@ -247,7 +247,8 @@ fn part_of(
         ..Job::default()
     };
     let started = Instant::now();
-    let message = encode_part(&Ok(Part::of(rank, &job, files, chunks)))?;
+    let files = std::mem::take(&mut written.files);
+    let message = encode_part(&Ok(Part::of(rank, &job, files, &mut written)))?;
     clock.add("all ranks: parts encoded", started, message.len() as u64);
     Ok(message)
 }
@@ -290,6 +291,8 @@ fn publish(
         attempt: folders.attempt.clone(),
         files,
         refers_to: Vec::new(),
+        referred: Vec::new(),
+        delta: false,
         tool: "drivetrain".into(),
         committed_ns: None,
         root: None,

@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
 
+use super::pack::{Image, Packed, Packer, write_packed};
 use super::{Folders, Job};
 use crate::checkpoint::layout::{
-    Chunk, FileImage, FileRecord, Piece, Placed, RAW_CODEC, crc32c, crc32c_join, join,
+    Chunk, FileImage, FileRecord, Piece, Placed, Referred, crc32c, crc32c_join, join,
 };
 use crate::checkpoint::meet::Progress;
 use crate::checkpoint::snapshot::{Staged, image_bytes, image_starts};
@@ -23,23 +24,28 @@ pub struct Written {
     pub files: Vec<FileRecord>,
     /// Its chunks.
     pub chunks: Vec<Chunk>,
+    /// Files of other steps that hold some of them.
+    pub referred: Vec<Referred>,
 }
 
 /// A file whose bytes were written but may not be durable.
 pub struct OpenFile {
-    path: String,
-    writer: Box<dyn Writer>,
-    record: FileRecord,
-    chunks: Vec<Chunk>,
+    pub path: String,
+    /// None for a file that is not written, since all its chunks lie elsewhere.
+    pub writer: Option<Box<dyn Writer>>,
+    pub record: Option<FileRecord>,
+    pub chunks: Vec<Chunk>,
 }
 
-/// Writes image `i` of a job. After an error nothing of it stays.
+/// Writes image `i` of a job, packed if there is something to pack it with. After an error nothing
+/// of it stays.
 pub async fn write_image(
     store: &dyn Store,
     folders: &Folders,
     job: &Job,
     rank: u32,
     i: usize,
+    pack: Option<(&Packer, &mut Packed)>,
 ) -> Result<OpenFile> {
     let slot = job.staged.as_ref().map(Staged::bytes).unwrap_or_default();
     let (starts, _) = image_starts(&job.images);
@@ -51,6 +57,10 @@ pub async fn write_image(
         // That store keeps the very slices it is given, and the slot could never be re-used.
         bytes = Bytes::copy_from_slice(&bytes);
     }
+    if let Some((packer, packed)) = pack {
+        let staged = Image { plan: image, bytes: &bytes, sums: job.sums(i) };
+        return write_packed(store, folders, job, rank, staged, packer, packed).await;
+    }
     let path = join(&folders.path, &image.name);
     let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
     let mut writer = create(store, &path, options).await?;
@@ -59,7 +69,7 @@ pub async fn write_image(
     let written = write_slices(writer.as_mut(), &bytes, &mut sums, &job.progress).await;
     let writer = unless_failed(store, &path, writer, written).await?;
     let (record, chunks) = sums.record(image, &job.pieces, folders, rank);
-    Ok(OpenFile { path, writer, record, chunks })
+    Ok(OpenFile { path, writer: Some(writer), record: Some(record), chunks })
 }
 
 /// Writes a small file in one piece. After an error nothing of it stays.
@@ -73,7 +83,7 @@ pub async fn write_small(
     let mut writer = create(store, &path, options).await?;
     let written = writer.write(bytes).await;
     let writer = unless_failed(store, &path, writer, written).await?;
-    Ok(OpenFile { path, writer, record, chunks: Vec::new() })
+    Ok(OpenFile { path, writer: Some(writer), record: Some(record), chunks: Vec::new() })
 }
 
 /// What [`write_image`] would report, with checksums of nothing: for simulations.
@@ -90,7 +100,11 @@ pub fn pretend_written(
 
 /// Starts a file. A failed answer may come from a file that is there; its name is this save's own,
 /// so it is removed.
-async fn create(store: &dyn Store, path: &str, options: WriteOptions) -> Result<Box<dyn Writer>> {
+pub async fn create(
+    store: &dyn Store,
+    path: &str,
+    options: WriteOptions,
+) -> Result<Box<dyn Writer>> {
     let created = store.create(path, options).await;
     if created.is_err() {
         let _ = store.delete(path).await;
@@ -99,8 +113,13 @@ async fn create(store: &dyn Store, path: &str, options: WriteOptions) -> Result<
 }
 
 /// Makes the bytes durable. After an error the file is removed.
-pub async fn sync_file(store: &dyn Store, file: OpenFile) -> Result<(FileRecord, Vec<Chunk>)> {
-    if let Err(e) = file.writer.finish().await {
+pub async fn sync_file(
+    store: &dyn Store,
+    file: OpenFile,
+) -> Result<(Option<FileRecord>, Vec<Chunk>)> {
+    if let Some(writer) = file.writer
+        && let Err(e) = writer.finish().await
+    {
         let _ = store.delete(&file.path).await;
         return Err(e);
     }
@@ -109,11 +128,13 @@ pub async fn sync_file(store: &dyn Store, file: OpenFile) -> Result<(FileRecord,
 
 /// Removes a file that will not be finished.
 pub async fn discard(store: &dyn Store, file: OpenFile) {
-    let _ = file.writer.abort().await;
+    let Some(writer) = file.writer else { return };
+    let _ = writer.abort().await;
     let _ = store.delete(&file.path).await;
 }
 
-async fn unless_failed(
+/// Gives the writer back, or removes what it wrote.
+pub async fn unless_failed(
     store: &dyn Store,
     path: &str,
     writer: Box<dyn Writer>,
@@ -140,7 +161,8 @@ pub async fn remove_folders(store: &dyn Store, folders: &Folders) {
     let _ = store.remove_dir(&folders.step).await;
 }
 
-async fn write_slices(
+/// Appends bytes, a slice at a time.
+pub async fn write_slices(
     writer: &mut dyn Writer,
     bytes: &Bytes,
     sums: &mut Sums,
@@ -159,7 +181,7 @@ async fn write_slices(
 }
 
 /// Checksums of an image's parts, computed as its slices pass by in order.
-struct Sums {
+pub struct Sums {
     /// Lengths of the header and of each entry: together the whole file.
     lengths: Vec<u64>,
     done: Vec<u32>,
@@ -169,7 +191,7 @@ struct Sums {
 
 impl Sums {
     /// Sums that staging computed; those it did not are computed here.
-    fn given(image: &FileImage, known: &[u32]) -> Self {
+    pub fn given(image: &FileImage, known: &[u32]) -> Self {
         let mut sums = Self::new(image);
         if known.len() == sums.lengths.len() {
             sums.done = known.to_vec();
@@ -219,7 +241,8 @@ impl Sums {
         }
     }
 
-    fn record(
+    /// The record of the file, and its chunks in their order.
+    pub fn record(
         &self,
         image: &FileImage,
         pieces: &[Piece],
@@ -240,21 +263,13 @@ impl Sums {
         let entries = image.entries.iter().zip(self.done.iter().skip(1));
         let chunk = |(entry, &sum): (&Placed, &u32)| {
             let piece = entry.piece.and_then(|i| pieces.get(i))?;
-            let flat = piece.is_flat();
             Some(Chunk {
-                path: piece.path.clone(),
                 entry: entry.entry.clone(),
-                dtype: piece.dtype.name.into(),
-                shape: piece.shape.clone(),
-                offsets: if flat { vec![] } else { piece.rect.offsets.clone() },
-                extent: if flat { vec![] } else { piece.rect.extent.clone() },
-                flat: flat.then(|| (piece.rect.offsets[0], piece.rect.extent[0])),
                 file: path.clone(),
                 start: entry.start,
                 length: entry.length,
                 crc32c: sum,
-                codec: RAW_CODEC.into(),
-                step_ref: None,
+                ..Chunk::of(piece)
             })
         };
         (record, entries.filter_map(chunk).collect())

@@ -196,6 +196,8 @@ impl Folder {
             attempt: self.attempt.clone(),
             files,
             refers_to: Vec::new(),
+            referred: Vec::new(),
+            delta: false,
             committed_ns: Some(now_ns()),
             // Not the root above, if there is one: its Checkpointer did not write this folder and
             // so must not prune it.

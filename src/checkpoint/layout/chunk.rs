@@ -1,6 +1,7 @@
 //! One row of `tensors.arrow`: where a rectangle of a tensor lies, and its checksum.
 
 use super::dtype::{Dtype, elements, shape_bytes};
+use super::rank_file::Piece;
 use crate::checkpoint::flat::{fits, flat_range};
 use crate::checkpoint::rects::Rect;
 use crate::error::{Error, Result};
@@ -42,6 +43,26 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// The row of a piece that is stored as it is, up to where that is.
+    pub fn of(piece: &Piece) -> Self {
+        let flat = piece.is_flat();
+        Self {
+            path: piece.path.clone(),
+            entry: String::new(),
+            dtype: piece.dtype.name.into(),
+            shape: piece.shape.clone(),
+            offsets: if flat { vec![] } else { piece.rect.offsets.clone() },
+            extent: if flat { vec![] } else { piece.rect.extent.clone() },
+            flat: flat.then(|| (piece.rect.offsets[0], piece.rect.extent[0])),
+            file: String::new(),
+            start: 0,
+            length: piece.length,
+            crc32c: 0,
+            codec: RAW_CODEC.into(),
+            step_ref: None,
+        }
+    }
+
     /// The rectangle, or the flat range (see [`flat`](crate::checkpoint::flat)).
     pub fn rect(&self) -> Rect {
         match self.flat {
@@ -87,7 +108,10 @@ impl Chunk {
         let Ok(dtype) = Dtype::named(&self.dtype) else {
             return bad("a known dtype", self.dtype.clone());
         };
-        if !(self.is_raw() || self.codec == PLANES_CODEC) || self.step_ref.is_some() {
+        if self.step_ref.is_some_and(|step| step < 0) {
+            return bad("the number of a step", format!("{:?}", self.step_ref));
+        }
+        if !(self.is_raw() || self.codec == PLANES_CODEC) {
             return Err(Error::Unsupported {
                 what: format!("chunk of tensor {} with codec {}", self.path, self.codec),
                 advice: "read this checkpoint with a newer version".into(),

@@ -39,6 +39,16 @@ pub struct FileRecord {
     pub rank: u32,
 }
 
+/// A file of another step that holds chunks of this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Referred {
+    /// The step whose folder it lies in.
+    pub step: i64,
+    /// The file; its path is relative to that folder.
+    #[serde(flatten)]
+    pub file: FileRecord,
+}
+
 /// The commit record.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Manifest {
@@ -50,8 +60,12 @@ pub struct Manifest {
     pub attempt: String,
     /// Every file, the table of chunks first.
     pub files: Vec<FileRecord>,
-    /// Other steps that hold chunks of this one.
+    /// Other steps that hold chunks of this one, ascending.
     pub refers_to: Vec<i64>,
+    /// The files of those steps that hold them.
+    pub referred: Vec<Referred>,
+    /// Whether later steps may refer to chunks of this one.
+    pub delta: bool,
     /// Program and version that wrote it.
     pub tool: String,
     /// When it was committed by rank 0's clock, nanoseconds since the Unix epoch.
@@ -81,7 +95,16 @@ struct Head {
     root: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f64>>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    delta: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    referred: Vec<Referred>,
     files: Vec<FileRecord>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 impl Manifest {
@@ -98,6 +121,8 @@ impl Manifest {
             committed_ns: self.committed_ns,
             root: self.root.clone(),
             metrics: self.metrics.clone(),
+            delta: self.delta,
+            referred: self.referred.clone(),
             files: self.files.clone(),
         };
         let mut text = serde_json::to_string(&head)
@@ -133,8 +158,14 @@ impl Manifest {
                 advice: "read it with a newer version of this program".into(),
             });
         }
-        for record in &head.files {
+        for record in head.files.iter().chain(head.referred.iter().map(|r| &r.file)) {
             check_relative(&record.path, file)?;
+        }
+        // Retention goes by the list of steps, so nothing may be missing from it.
+        let named =
+            |r: &&Referred| head.refers_to.contains(&r.step) && (0..head.step).contains(&r.step);
+        if let Some(odd) = head.referred.iter().find(|r| !named(r)) {
+            return Err(bad(format!("a file of step {} that refers_to does not name", odd.step)));
         }
         check_relative(&head.attempt, file)?;
         let spans = spans(&body, file)?;
@@ -150,6 +181,8 @@ impl Manifest {
             attempt: head.attempt,
             files: head.files,
             refers_to: head.refers_to,
+            referred: head.referred,
+            delta: head.delta,
             tool: head.tool,
             committed_ns: head.committed_ns,
             root: head.root,
@@ -162,6 +195,19 @@ impl Manifest {
     /// The record of a file.
     pub fn file(&self, path: &str) -> Option<&FileRecord> {
         self.files.iter().find(|f| f.path == path)
+    }
+
+    /// The record of a file that chunks lie in, of this step or the one that they refer to.
+    pub fn file_of(&self, step_ref: Option<i64>, path: &str) -> Option<&FileRecord> {
+        let Some(step) = step_ref else { return self.file(path) };
+        let found = self.referred.iter().find(|r| r.step == step && r.file.path == path);
+        found.map(|r| &r.file)
+    }
+
+    /// All files that it names, with the other step they lie in, if it is one.
+    pub fn all_files(&self) -> impl Iterator<Item = (Option<i64>, &FileRecord)> {
+        let own = self.files.iter().map(|f| (None, f));
+        own.chain(self.referred.iter().map(|r| (Some(r.step), &r.file)))
     }
 }
 
@@ -264,6 +310,8 @@ mod tests {
                 rank: 0,
             }],
             refers_to: vec![],
+            referred: vec![],
+            delta: false,
             tool: "drivetrain 0".into(),
             committed_ns: Some(1_700_000_000_123_456_789),
             root: Some("0123456789abcdef".into()),
@@ -322,5 +370,35 @@ mod tests {
         let mut m = manifest();
         m.files[0].path = "../../etc/passwd".into();
         assert!(Manifest::decode(&m.encode().unwrap(), "m").is_err());
+        let mut m = manifest();
+        m.refers_to = vec![7];
+        m.referred = vec![Referred { step: 7, file: m.files[0].clone() }];
+        m.referred[0].file.path = "../step-00000001/x".into();
+        assert!(Manifest::decode(&m.encode().unwrap(), "m").is_err());
+    }
+
+    #[test]
+    fn files_of_other_steps_come_back_and_retention_is_told_of_them() {
+        let mut m = manifest();
+        (m.delta, m.refers_to) = (true, vec![7]);
+        m.referred = vec![Referred { step: 7, file: m.files[0].clone() }];
+        assert_eq!(Manifest::decode(&m.encode().unwrap(), "m").unwrap(), m);
+        let path = m.files[0].path.clone();
+        assert_eq!(m.file_of(Some(7), &path), Some(&m.files[0]));
+        assert_eq!(m.file_of(Some(8), &path), None);
+        assert_eq!(m.all_files().count(), 2);
+        for refers_to in [vec![], vec![8]] {
+            m.refers_to = refers_to;
+            assert!(Manifest::decode(&m.encode().unwrap(), "m").is_err());
+        }
+        // Only earlier steps: so no two refer to each other.
+        (m.refers_to, m.referred[0].step) = (vec![12], 12);
+        assert!(Manifest::decode(&m.encode().unwrap(), "m").is_err());
+    }
+
+    #[test]
+    fn a_manifest_without_references_says_nothing_of_them() {
+        let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
+        assert!(!text.contains("referred") && !text.contains("delta"), "{text}");
     }
 }

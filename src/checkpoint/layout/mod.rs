@@ -14,10 +14,10 @@ mod table;
 pub use chunk::{Chunk, PLANES_CODEC, RAW_CODEC};
 pub use crc::{crc32c, crc32c_join};
 pub use dtype::{Dtype, elements, shape_bytes};
-pub use manifest::{FileRecord, Manifest};
+pub use manifest::{FileRecord, Manifest, Referred};
 pub use names::{
-    MANIFEST, PROBE_PREFIX, TENSORS, attempt_dir, check_relative, is_attempt_dir, is_attempt_file,
-    join, parse_step_dir, rank_file, step_dir,
+    MANIFEST, PROBE_PREFIX, TENSORS, attempt_dir, check_relative, file_path, is_attempt_dir,
+    is_attempt_file, join, parse_step_dir, rank_file, step_dir,
 };
-pub use rank_file::{FileImage, Piece, Placed, RollLimits, plan_files};
+pub use rank_file::{FileImage, Piece, Placed, RollLimits, Stored, plan_files, plan_packed};
 pub use table::{decode_table, encode_table};

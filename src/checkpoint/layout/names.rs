@@ -65,6 +65,16 @@ pub fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_string() } else { format!("{folder}/{name}") }
 }
 
+/// Path of a file that the manifest in `folder` names, in this step's folder or, if `step_ref` names
+/// another step, in the one beside it.
+pub fn file_path(folder: &str, step_ref: Option<i64>, file: &str) -> String {
+    let Some(other) = step_ref.and_then(|step| step_dir(step).ok()) else {
+        return join(folder, file);
+    };
+    let root = folder.rsplit_once('/').map_or("", |(root, _)| root);
+    join(&join(root, &other), file)
+}
+
 /// Refuses a file name from a checkpoint that would leave the checkpoint's folder.
 pub fn check_relative(name: &str, named_in: &str) -> Result<()> {
     let bad = name.is_empty()
@@ -106,6 +116,14 @@ mod tests {
             assert!(check_relative(name, "tensors.arrow").is_err(), "{name:?}");
         }
         check_relative("a-0123456789abcdef/rank-00000.safetensors", "tensors.arrow").unwrap();
+    }
+
+    #[test]
+    fn files_of_other_steps_lie_beside() {
+        assert_eq!(file_path("step-00000009", None, "a/f"), "step-00000009/a/f");
+        assert_eq!(file_path("step-00000009", Some(7), "a/f"), "step-00000007/a/f");
+        assert_eq!(file_path("runs/x/step-00000009", Some(7), "a/f"), "runs/x/step-00000007/a/f");
+        assert_eq!(file_path("", None, "a/f"), "a/f");
     }
 
     #[test]

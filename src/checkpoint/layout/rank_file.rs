@@ -101,10 +101,49 @@ pub fn plan_files(rank: u32, pieces: &[Piece], limits: RollLimits) -> Result<Vec
             files.push(file.finish(rank_file(rank, files.len())));
             file = Building::new();
         }
-        file.place(index, &pieces[index], base);
+        file.place(index, &pieces[index], base, None);
     }
     files.push(file.finish(rank_file(rank, files.len())));
     Ok(files)
+}
+
+/// A piece as it is stored in a file that does not hold all pieces, or not all as they are.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    /// Index of the piece.
+    pub index: usize,
+    /// The piece.
+    pub piece: &'a Piece,
+    /// Bytes of its packed form; `None` if it is stored as it is.
+    pub packed: Option<u64>,
+}
+
+impl Stored<'_> {
+    fn length(&self) -> u64 {
+        self.packed.unwrap_or(self.piece.length)
+    }
+
+    /// As [`placing_order`], packed ones last: their lengths are odd.
+    fn class(&self) -> u64 {
+        match self.packed {
+            _ if self.length() >= ALIGN_ENTRY_BYTES_MIN => 0,
+            Some(_) => 64,
+            None => 64 - entry_alignment(self.piece),
+        }
+    }
+}
+
+/// Plans one file of these pieces, which are some of a file that [`plan_files`] made: it is no
+/// larger than that, nor is its header.
+pub fn plan_packed(name: &str, pieces: &[Stored<'_>]) -> Result<FileImage> {
+    let mut order: Vec<&Stored<'_>> = pieces.iter().collect();
+    order.sort_by_key(|stored| stored.class());
+    let mut file = Building::new();
+    for stored in order {
+        let base = entry_name(stored.piece)?;
+        file.place(stored.index, stored.piece, base, stored.packed);
+    }
+    Ok(file.finish(name.into()))
 }
 
 /// Page-aligned pieces first, then the others by falling alignment of their type.
@@ -165,15 +204,16 @@ impl Building {
         }
     }
 
-    fn place(&mut self, index: usize, piece: &Piece, base: String) {
-        if piece.length >= ALIGN_ENTRY_BYTES_MIN {
+    fn place(&mut self, index: usize, piece: &Piece, base: String, packed: Option<u64>) {
+        let length = packed.unwrap_or(piece.length);
+        if length >= ALIGN_ENTRY_BYTES_MIN {
             self.pad_to(PAGE_BYTES as u64);
         }
         let name = self.free_name(base);
-        if piece.dtype.in_safetensors && !piece.is_flat() {
-            self.push(Some(index), name, piece.dtype.name, &piece.rect.extent, piece.length);
+        if packed.is_none() && piece.dtype.in_safetensors && !piece.is_flat() {
+            self.push(Some(index), name, piece.dtype.name, &piece.rect.extent, length);
         } else {
-            self.push(Some(index), name, "U8", &[piece.length as i64], piece.length);
+            self.push(Some(index), name, "U8", &[length as i64], length);
         }
     }
 
@@ -321,6 +361,39 @@ mod tests {
         for image in plan_files(1, &many, narrow).unwrap() {
             assert!(image.header.len() <= 4096);
         }
+    }
+
+    #[test]
+    fn some_pieces_of_a_file_make_a_file_without_holes() {
+        let pieces = [
+            piece(r#"["big"]"#, "F32", &[1 << 19]),
+            piece(r#"["packed"]"#, "F32", &[1 << 20]),
+            piece(r#"["odd"]"#, "BF16", &[77]),
+            piece(r#"["wide"]"#, "F64", &[3]),
+        ];
+        let stored = |index: usize, packed| Stored { index, piece: &pieces[index], packed };
+        let some =
+            [stored(2, Some(33)), stored(1, Some((1 << 20) + 5)), stored(3, None), stored(0, None)];
+        let image = plan_packed("x", &some).unwrap();
+        let rows = parse(&image);
+        let mut end = 0;
+        for (name, _, _, from, to) in &rows {
+            assert_eq!(*from, end, "{name}");
+            end = *to;
+        }
+        assert_eq!(image.size_bytes, image.header.len() as u64 + end);
+        let found: Vec<_> =
+            rows.iter().map(|r| (r.0.as_str(), r.1.as_str(), r.2[0], r.4 - r.3)).collect();
+        assert_eq!(
+            found,
+            [
+                ("packed", "U8", (1 << 20) + 5, (1 << 20) + 5),
+                ("__pad.0", "U8", 4091, 4091),
+                ("big", "F32", 1 << 19, 1 << 21),
+                ("wide", "F64", 3, 24),
+                ("odd", "U8", 33, 33),
+            ]
+        );
     }
 
     #[test]

@@ -273,7 +273,8 @@ mod tests {
         (packed.codec, packed.length) = ("planes-zstd".into(), 15);
         packed.check("t").unwrap();
         assert_eq!((packed.raw_bytes(), chunk(0).raw_bytes()), (16, 16));
-        let wrong: [fn(&mut Chunk); 11] = [
+        let wrong: [fn(&mut Chunk); 12] = [
+            |c| c.step_ref = Some(-1),
             |c| c.file = "../x".into(),
             |c| c.dtype = "F31".into(),
             |c| c.length = 15,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use crc_fast::{CrcAlgorithm, Digest};
 
 use super::{OLDER, OpenStep, Target};
-use crate::checkpoint::layout::{Chunk, Dtype, RAW_CODEC, join, shape_bytes};
+use crate::checkpoint::layout::{Chunk, Dtype, RAW_CODEC, shape_bytes};
 use crate::checkpoint::numbers::{count, differing, squares};
 use crate::checkpoint::rects::Rect;
 use crate::error::{Error, Result};
@@ -151,7 +151,7 @@ async fn side_by_side(
 ) -> Result<()> {
     let mut sides = Vec::new();
     for (step, chunk) in [(a, left), (b, right)] {
-        let path = join(&step.folder, &chunk.file);
+        let path = step.path_of(chunk);
         sides.push((step.store.open(&path, OpenOptions { direct: true }).await?, chunk, path));
     }
     let digest = || Digest::new(CrcAlgorithm::Crc32Iscsi);

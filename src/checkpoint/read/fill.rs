@@ -20,7 +20,9 @@ use super::windows::{Part, WINDOW_BYTES_MAX, Wanted, Window, windows};
 use super::{OLDER, OpenStep};
 use crate::checkpoint::codec::Index;
 use crate::checkpoint::flat::{fits, moves, prove};
-use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join, shape_bytes};
+use crate::checkpoint::layout::{
+    Chunk, Dtype, FileRecord, crc32c, crc32c_join, file_path, shape_bytes,
+};
 use crate::checkpoint::rects::{Rect, Runs};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, ArenaOptions, Buffer, copy_past_cache};
@@ -142,7 +144,7 @@ impl Need<'_> {
     }
 
     fn named(&self, step: &OpenStep) -> String {
-        format!("{}, tensor {}", join(&step.folder, &self.chunk.file), self.chunk.path)
+        format!("{}, tensor {}", step.path_of(self.chunk), self.chunk.path)
     }
 }
 
@@ -152,11 +154,11 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>, sharing: Sharing) -> Resu
         .into_iter()
         .map(|t| Memory { start: t.data.as_mut_ptr(), len: t.data.len() })
         .collect();
-    let mut by_file: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    let mut by_file: BTreeMap<(Option<i64>, &str), Vec<usize>> = BTreeMap::new();
     for (id, need) in needs.iter().enumerate() {
-        by_file.entry(&need.chunk.file).or_default().push(id);
+        by_file.entry((need.chunk.step_ref, &need.chunk.file)).or_default().push(id);
     }
-    let names: Vec<&str> = by_file.keys().copied().collect();
+    let names: Vec<_> = by_file.keys().copied().collect();
     let by_file: Vec<Vec<usize>> = by_file.values().cloned().collect();
     let files = block_on(open_files(step, &names))??;
     for (id, table) in block_on(read_tables(step, &files, &by_file, &needs))?? {
@@ -260,13 +262,15 @@ struct Opened {
     cached: Arc<dyn ReadAt>,
 }
 
-async fn open_files(step: &OpenStep, names: &[&str]) -> Result<Vec<Opened>> {
+/// Opens files, each of this step or of the one named.
+async fn open_files(step: &OpenStep, names: &[(Option<i64>, &str)]) -> Result<Vec<Opened>> {
     let mut files = Vec::new();
-    for name in names {
-        let path = join(&step.folder, name);
+    for &(step_ref, name) in names {
+        let path = file_path(&step.folder, step_ref, name);
         let direct = step.store.open(&path, OpenOptions { direct: true }).await?;
         let cached = step.store.open(&path, OpenOptions::default()).await?;
-        check_header(step, name, &path, cached.as_ref()).await?;
+        let record = step.manifest.file_of(step_ref, name);
+        check_header(record, &path, cached.as_ref()).await?;
         files.push(Opened { direct, cached });
     }
     Ok(files)
@@ -284,7 +288,7 @@ async fn read_tables(
     let long = pairs.filter(|(_, id)| !needs[*id].chunk.is_raw() && !is_short(needs[*id].chunk));
     let reads = long.map(|(file, id)| async move {
         let chunk = needs[id].chunk;
-        let table = table(file.cached.as_ref(), &join(&step.folder, &chunk.file), chunk).await?;
+        let table = table(file.cached.as_ref(), &step.path_of(chunk), chunk).await?;
         Ok((id, table))
     });
     stream::iter(reads).buffer_unordered(TABLES_AT_A_TIME).try_collect().await
@@ -292,10 +296,8 @@ async fn read_tables(
 
 /// The header is not needed to restore, but a file whose header is damaged is damaged, and other
 /// readers of it would be misled.
-async fn check_header(step: &OpenStep, name: &str, path: &str, file: &dyn ReadAt) -> Result<()> {
-    let Some(record) = step.manifest.file(name).filter(|r| r.header_bytes > 0) else {
-        return Ok(());
-    };
+async fn check_header(record: Option<&FileRecord>, path: &str, file: &dyn ReadAt) -> Result<()> {
+    let Some(record) = record.filter(|r| r.header_bytes > 0) else { return Ok(()) };
     let length = record.header_bytes.min(record.size_bytes) as usize;
     let mut buffer = Buffer::heap(length);
     buffer.set_len(length);

@@ -7,16 +7,18 @@ mod packed;
 mod verify;
 mod windows;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::io::read_all;
 use super::layout::{
-    Chunk, MANIFEST, Manifest, TENSORS, crc32c, decode_table, join, parse_step_dir, step_dir,
+    Chunk, MANIFEST, Manifest, TENSORS, crc32c, decode_table, file_path, join, parse_step_dir,
+    step_dir,
 };
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
 use crate::storage::Store;
+use crate::storage::local::{LocalOptions, LocalStore};
 
 pub use diff::{Change, Values, differences};
 pub use fill::{Sharing, Target};
@@ -73,10 +75,18 @@ async fn checked_manifest(store: &dyn Store, folder: &str) -> Result<Manifest> {
 /// Whether the files that a manifest names are there in their full size; [`Error::Corrupt`] if not.
 pub async fn check_sizes(store: &dyn Store, folder: &str, manifest: &Manifest) -> Result<()> {
     let prefix = join(folder, &manifest.attempt);
-    let listed = store.list(&prefix).await?;
+    let mut listed = store.list(&prefix).await?;
+    let mut seen = BTreeSet::from([prefix]);
+    for referred in &manifest.referred {
+        let path = file_path(folder, Some(referred.step), &referred.file.path);
+        let attempt = path.rsplit_once('/').map_or("", |(attempt, _)| attempt);
+        if seen.insert(attempt.into()) {
+            listed.extend(store.list(attempt).await?);
+        }
+    }
     let sizes: BTreeMap<_, _> = listed.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
-    for file in &manifest.files {
-        let path = join(folder, &file.path);
+    for (step_ref, file) in manifest.all_files() {
+        let path = file_path(folder, step_ref, &file.path);
         if sizes.get(path.as_str()) == Some(&file.size_bytes) {
             continue;
         }
@@ -87,7 +97,11 @@ pub async fn check_sizes(store: &dyn Store, folder: &str, manifest: &Manifest) -
             Err(Error::NotFound { .. }) => (0, "no such file".into()),
             Err(e) => return Err(e),
         };
-        return Err(Error::corrupt(path, found.0, bytes(file.size_bytes), found.1, OLDER));
+        let expected = match step_ref {
+            None => bytes(file.size_bytes),
+            Some(_) => format!("{} that step {} refers to", bytes(file.size_bytes), manifest.step),
+        };
+        return Err(Error::corrupt(path, found.0, expected, found.1, OLDER));
     }
     Ok(())
 }
@@ -110,6 +124,8 @@ pub fn open_step(store: &Arc<dyn Store>, step: i64) -> Result<OpenStep> {
 
 /// Opens the folder that holds a manifest (`""` for the root itself).
 pub fn open_folder(store: &Arc<dyn Store>, folder: &str) -> Result<OpenStep> {
+    let above = block_on(root_above(store, folder))??;
+    let (store, folder) = above.as_ref().map_or((store, folder), |(s, f)| (s, f.as_str()));
     block_on(async {
         let manifest = checked_manifest(store.as_ref(), folder).await?;
         let name = join(&manifest.attempt, TENSORS);
@@ -134,6 +150,35 @@ pub fn open_folder(store: &Arc<dyn Store>, folder: &str) -> Result<OpenStep> {
     })?
 }
 
+/// The root that a step folder lies in, if the store's root is that folder and the step refers to
+/// steps beside it.
+async fn root_above(
+    store: &Arc<dyn Store>,
+    folder: &str,
+) -> Result<Option<(Arc<dyn Store>, String)>> {
+    if !folder.is_empty() {
+        return Ok(None);
+    }
+    let manifest = Manifest::decode(&read_all(store.as_ref(), MANIFEST).await?, MANIFEST)?;
+    if manifest.referred.is_empty() {
+        return Ok(None);
+    }
+    let local = store.capabilities().local_root;
+    let local = local.and_then(|path| std::fs::canonicalize(path).ok());
+    let name = local.as_deref().and_then(|path| path.file_name()).and_then(|name| name.to_str());
+    let own = name.filter(|name| parse_step_dir(name) == Some(manifest.step));
+    match (own, local.as_deref().and_then(|path| path.parent())) {
+        (Some(name), Some(root)) => {
+            let above = LocalStore::new(root, LocalOptions::default())?;
+            Ok(Some((Arc::new(above), name.into())))
+        }
+        _ => Err(Error::Unsupported {
+            what: format!("{} by itself: it refers to steps {:?}", store.uri(), manifest.refers_to),
+            advice: "open the checkpoint root that holds them all, with the step's number".into(),
+        }),
+    }
+}
+
 /// Sorts the rows by tensor after checking each against itself, its file and its siblings.
 pub(super) fn by_tensor(
     chunks: Vec<Chunk>,
@@ -141,21 +186,22 @@ pub(super) fn by_tensor(
     table: &str,
 ) -> Result<BTreeMap<String, Vec<Chunk>>> {
     let sizes: HashMap<_, _> =
-        manifest.files.iter().map(|f| (f.path.as_str(), f.size_bytes)).collect();
+        manifest.all_files().map(|(step, f)| ((step, f.path.as_str()), f.size_bytes)).collect();
     // A tree only at the end: rows are many more than tensors, and their paths long and alike.
     let mut tensors: HashMap<String, Vec<Chunk>> = HashMap::new();
     // Rows of one file follow each other.
-    let mut last: (String, Option<u64>) = (String::new(), None);
+    let mut last: (Option<i64>, String, Option<u64>) = (None, String::new(), None);
     for chunk in chunks {
         chunk.check(table)?;
         let end = chunk.start + chunk.length;
-        if chunk.file != last.0 {
-            last = (chunk.file.clone(), sizes.get(chunk.file.as_str()).copied());
+        if chunk.file != last.1 || chunk.step_ref != last.0 {
+            let size = sizes.get(&(chunk.step_ref, chunk.file.as_str())).copied();
+            last = (chunk.step_ref, chunk.file.clone(), size);
         }
         let siblings = tensors.get_mut(&chunk.path);
         let sibling = siblings.as_ref().and_then(|s| s.first());
         let alike = sibling.is_none_or(|s| (&s.shape, &s.dtype) == (&chunk.shape, &chunk.dtype));
-        if last.1.is_none_or(|size| end > size) || !alike {
+        if last.2.is_none_or(|size| end > size) || !alike {
             return Err(Error::corrupt(
                 format!("{table}, tensor {}", chunk.path),
                 0,
@@ -217,9 +263,40 @@ impl OpenStep {
         block_on(verify::verify(self, progress))?
     }
 
-    /// Bytes of all its files.
+    /// Bytes of all its own files.
     pub fn size_bytes(&self) -> u64 {
         self.manifest.files.iter().map(|f| f.size_bytes).sum()
+    }
+
+    /// Bytes that a rank has staged for it, about: its own files, and its chunks that lie elsewhere.
+    pub(super) fn rank_bytes(&self, rank: u32) -> u64 {
+        let files = self.manifest.files.iter().filter(|file| file.rank == rank);
+        let own: u64 = files.map(|file| file.size_bytes).sum();
+        let elsewhere = self.tensors.values().flatten().filter(|chunk| {
+            let file = self.manifest.file_of(chunk.step_ref, &chunk.file);
+            chunk.step_ref.is_some() && file.is_some_and(|file| file.rank == rank)
+        });
+        own + elsewhere.map(|chunk| chunk.length).sum::<u64>()
+    }
+
+    /// Bytes of the files of other steps that it refers to.
+    pub fn referred_bytes(&self) -> u64 {
+        self.manifest.referred.iter().map(|r| r.file.size_bytes).sum()
+    }
+
+    /// Folder of the manifest, relative to the store's root.
+    pub(super) fn folder(&self) -> &str {
+        &self.folder
+    }
+
+    /// The store that it is read from.
+    pub(super) fn store(&self) -> &dyn Store {
+        self.store.as_ref()
+    }
+
+    /// Path of the file that a chunk lies in, below the store's root.
+    pub(super) fn path_of(&self, chunk: &Chunk) -> String {
+        file_path(&self.folder, chunk.step_ref, &chunk.file)
     }
 }
 

@@ -8,7 +8,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use super::{OpenStep, Stream};
 use crate::checkpoint::codec::Decoder;
-use crate::checkpoint::layout::{Chunk, FileRecord, crc32c_join, join};
+use crate::checkpoint::layout::{Chunk, FileRecord, crc32c_join, file_path};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::storage::{OpenOptions, ReadAt};
@@ -36,26 +36,23 @@ struct Stretch<'a> {
 }
 
 pub async fn verify(step: &OpenStep, progress: &mut dyn FnMut(u64)) -> Result<Vec<Problem>> {
-    let mut chunks: BTreeMap<&str, Vec<&Chunk>> = BTreeMap::new();
+    let mut chunks: BTreeMap<(Option<i64>, &str), Vec<&Chunk>> = BTreeMap::new();
     for chunk in step.tensors.values().flatten() {
-        chunks.entry(&chunk.file).or_default().push(chunk);
+        chunks.entry((chunk.step_ref, &chunk.file)).or_default().push(chunk);
     }
     let mut problems = Vec::new();
-    for file in &step.manifest.files {
-        let mut inside = chunks.remove(file.path.as_str()).unwrap_or_default();
+    for (step_ref, file) in step.manifest.all_files() {
+        let mut inside = chunks.remove(&(step_ref, file.path.as_str())).unwrap_or_default();
         inside.sort_by_key(|c| (c.start, c.length));
-        match verify_file(step, file, &inside, progress).await {
+        let path = file_path(&step.folder, step_ref, &file.path);
+        match verify_file(step, &path, file, &inside, progress).await {
             // What was stored as it was written may have been written wrong.
             Ok(found) if found.is_empty() => {
-                problems.extend(undecodable(step, &join(&step.folder, &file.path), &inside).await?);
+                problems.extend(undecodable(step, &path, &inside).await?);
             }
             Ok(found) => problems.extend(found),
             Err(e @ (Error::NotFound { .. } | Error::Corrupt { .. } | Error::Io { .. })) => {
-                problems.push(Problem {
-                    file: join(&step.folder, &file.path),
-                    tensor: String::new(),
-                    reason: e.to_string(),
-                });
+                problems.push(Problem { file: path, tensor: String::new(), reason: e.to_string() });
             }
             Err(e) => return Err(e),
         }
@@ -94,12 +91,12 @@ fn stretches<'a>(file: &FileRecord, chunks: &[&'a Chunk]) -> Vec<Stretch<'a>> {
 
 async fn verify_file(
     step: &OpenStep,
+    path: &str,
     file: &FileRecord,
     chunks: &[&Chunk],
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<Problem>> {
-    let path = join(&step.folder, &file.path);
-    let open = step.store.open(&path, OpenOptions { direct: true }).await?;
+    let open = step.store.open(path, OpenOptions { direct: true }).await?;
     let list = stretches(file, chunks);
     let mut sums = Vec::with_capacity(list.len());
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
@@ -127,7 +124,7 @@ async fn verify_file(
         at += len;
         progress(len);
     }
-    Ok(compare(&path, file, &list, &sums))
+    Ok(compare(path, file, &list, &sums))
 }
 
 /// Compressed chunks of a file that cannot be decoded, or not to the bytes that were saved.

@@ -71,6 +71,7 @@ async fn look(store: &dyn Store, step: i64, path: &str, root: &str) -> Result<Kn
         committed_ns: manifest.committed_ns,
         metrics: manifest.metrics.iter().filter_map(finite).collect(),
         refers_to: manifest.refers_to,
+        delta: manifest.delta,
         attempt: manifest.attempt,
     })
 }

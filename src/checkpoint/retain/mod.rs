@@ -7,9 +7,11 @@
 //! | `known` | finds that out, reading each manifest once |
 //! | `adopt` | whose a step is, and making a copied one ours |
 //! | `remove` | deletes a step, manifest first, and sweeps what killed saves left |
+//! | `marks` | steps that saves under way refer to |
 
 mod adopt;
 mod known;
+mod marks;
 mod policy;
 mod remove;
 
@@ -25,8 +27,9 @@ use crate::storage::Store;
 
 pub use adopt::{Adopted, adopt, root_id};
 pub use known::{Book, known_steps};
+pub use marks::referring_mark;
 pub use policy::{Best, Keep, Known};
-pub use remove::remove_step;
+pub use remove::remove_steps;
 
 /// A commit that retention has not looked at yet.
 #[derive(Debug)]
@@ -109,16 +112,20 @@ impl Retention {
             return Ok(());
         }
         let steps = known_steps(store, &self.book, &self.root).await?;
-        for step in self.keep.victims(&steps, Some(fresh), now_ns()) {
-            remove_step(store, step).await?;
-        }
+        let victims = self.keep.victims(&steps, Some(fresh), now_ns());
+        remove_steps(store, &named(&steps, &victims), &mut |_| {}).await?;
         warn_of_foreign(store, &steps);
-        let referred: BTreeSet<i64> = steps.iter().flat_map(|k| &k.refers_to).copied().collect();
+        let stays = steps.iter().filter(|k| !victims.contains(&k.step));
+        let mut referred: BTreeSet<i64> = stays.flat_map(|k| &k.refers_to).copied().collect();
+        let delta = steps.iter().any(|k| k.delta);
+        if replaced.iter().any(|old| old.delta) || (first && delta) {
+            referred.extend(remove::referred_now(store).await?);
+        }
         for old in replaced.into_iter().filter(|old| !referred.contains(&old.step)) {
             remove::remove_replaced(store, old).await;
         }
         if first {
-            remove::sweep(store, fresh, &referred).await?;
+            remove::sweep(store, fresh, &referred, delta).await?;
         }
         Ok(())
     }
@@ -147,9 +154,13 @@ pub fn now_ns() -> i64 {
 pub async fn superfluous(store: &dyn Store, keep: &Keep) -> Result<Vec<Known>> {
     keep.check()?;
     let steps = known_steps(store, &Book::default(), &root_id(store)).await?;
-    let victims = keep.victims(&steps, None, now_ns());
-    let find = |victim: &i64| steps.iter().find(|k| k.step == *victim).cloned();
-    Ok(victims.iter().filter_map(find).collect())
+    Ok(named(&steps, &keep.victims(&steps, None, now_ns())))
+}
+
+/// Those of `steps` that have these numbers, in the order of the numbers.
+fn named(steps: &[Known], numbers: &[i64]) -> Vec<Known> {
+    let find = |number: &i64| steps.iter().find(|k| k.step == *number).cloned();
+    numbers.iter().filter_map(find).collect()
 }
 
 /// Committed steps, ascending: those with a manifest, good or not.

@@ -51,6 +51,8 @@ pub struct Known {
     pub metrics: BTreeMap<String, f64>,
     /// Steps that hold chunks of it.
     pub refers_to: Vec<i64>,
+    /// Whether later steps may refer to it, one that is being saved just now included.
+    pub delta: bool,
 }
 
 impl Known {

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::adopt::forget;
+use super::marks::{marked, sweep_marks};
+use super::policy::Known;
 use crate::checkpoint::io::read_all;
 use crate::checkpoint::layout::{
     MANIFEST, Manifest, PROBE_PREFIX, is_attempt_dir, is_attempt_file, join, parse_step_dir,
@@ -28,14 +30,68 @@ async fn read_manifest(store: &dyn Store, step: i64) -> Result<Manifest> {
     Manifest::decode(&read_all(store, &path).await?, &path)
 }
 
-/// Removes a step, manifest first.
-pub async fn remove_step(store: &dyn Store, step: i64) -> Result<()> {
+/// Removes steps, each manifest first, in this order. `removed` hears of each.
+///
+/// The data of a step that may be referred to stays if a save refers to it by now: see
+/// [`referred_now`].
+pub async fn remove_steps(
+    store: &dyn Store,
+    victims: &[Known],
+    removed: &mut dyn FnMut(i64),
+) -> Result<()> {
+    let mut doubtful = Vec::new();
+    for victim in victims {
+        retract(store, victim.step).await?;
+        if victim.delta {
+            doubtful.push(victim.step);
+        } else {
+            remove_data(store, victim.step).await?;
+            removed(victim.step);
+        }
+    }
+    if doubtful.is_empty() {
+        return Ok(());
+    }
+    let needed = referred_now(store).await?;
+    for step in doubtful {
+        if needed.contains(&step) {
+            tracing::info!(step, "a save refers to a step that was removed: its data stays");
+        } else {
+            remove_data(store, step).await?;
+        }
+        removed(step);
+    }
+    Ok(())
+}
+
+/// From now on the step is no checkpoint.
+async fn retract(store: &dyn Store, step: i64) -> Result<()> {
     let folder = step_dir(step)?;
     store.delete(&join(&folder, MANIFEST)).await?;
-    store.sync_dir(&folder).await?;
+    store.sync_dir(&folder).await
+}
+
+async fn remove_data(store: &dyn Store, step: i64) -> Result<()> {
+    let folder = step_dir(step)?;
     let files = store.list(&folder).await?;
     remove_own(store, &folder, files.iter()).await?;
     forget(store, step).await
+}
+
+/// Steps that saves under way or committed steps refer to. A save marks them, checks that they are
+/// there, puts its manifest and takes the marks away: so marks are looked at before manifests.
+pub async fn referred_now(store: &dyn Store) -> Result<BTreeSet<i64>> {
+    let mut needed = marked(store).await?;
+    for name in store.list_names("").await? {
+        let Some(step) = parse_step_dir(&name) else { continue };
+        match read_manifest(store, step).await {
+            Ok(manifest) => needed.extend(manifest.refers_to),
+            // Nobody can restore a damaged one.
+            Err(Error::NotFound { .. } | Error::Corrupt { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(needed)
 }
 
 /// Removes the attempt of a manifest that was replaced.
@@ -89,7 +145,13 @@ async fn remove_if_old(
 /// Removes old left-overs of killed saves: attempts that no manifest names in steps up to the
 /// newest, probes and temporary files of the root, and meeting files. A step that others refer to
 /// keeps all its attempts: the chunks may be in one that was replaced.
-pub async fn sweep(store: &dyn Store, newest: i64, referred: &BTreeSet<i64>) -> Result<()> {
+/// With `delta`, marks of references, too.
+pub async fn sweep(
+    store: &dyn Store,
+    newest: i64,
+    referred: &BTreeSet<i64>,
+    delta: bool,
+) -> Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before_ns = now.saturating_sub(LEFTOVER_AGE_MIN).as_nanos() as i64;
     let old = |file: &&ObjectMeta| file.mtime_ns != 0 && file.mtime_ns < before_ns;
@@ -115,6 +177,9 @@ pub async fn sweep(store: &dyn Store, newest: i64, referred: &BTreeSet<i64>) -> 
     }
     for file in store.list(FILES_FOLDER).await?.iter().filter(old) {
         store.delete(&file.path).await?;
+    }
+    if delta {
+        sweep_marks(store, old).await?;
     }
     abort_uploads(store, now.saturating_sub(UPLOAD_AGE_MIN).as_nanos() as i64).await
 }

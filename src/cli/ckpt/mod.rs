@@ -134,6 +134,8 @@ struct Listed {
     world_size: Option<u32>,
     size_bytes: Option<u64>,
     tensors: Option<usize>,
+    /// Steps that hold chunks of it.
+    refers_to: Vec<i64>,
     problem: Option<String>,
 }
 
@@ -148,6 +150,7 @@ fn ls(place: &Place, out: &Output) -> Result<u8> {
                 world_size: Some(open.manifest().world_size),
                 size_bytes: Some(open.size_bytes()),
                 tensors: Some(open.tensors().count()),
+                refers_to: open.manifest().refers_to.clone(),
                 problem: None,
             },
             Err(e) => Listed {
@@ -156,6 +159,7 @@ fn ls(place: &Place, out: &Output) -> Result<u8> {
                 world_size: None,
                 size_bytes: None,
                 tensors: None,
+                refers_to: Vec::new(),
                 problem: Some(e.to_string()),
             },
         });
@@ -176,14 +180,23 @@ fn list_text(uri: &str, rows: &[Listed]) -> String {
             Some(problem) => writeln!(text, "{step:>12}  damaged: {problem}"),
             None => writeln!(
                 text,
-                "{step:>12}  {:>5}  {:>10}  {:>7}",
+                "{step:>12}  {:>5}  {:>10}  {:>7}{}",
                 row.world_size.unwrap_or_default(),
                 human_bytes(row.size_bytes.unwrap_or_default()),
-                row.tensors.unwrap_or_default()
+                row.tensors.unwrap_or_default(),
+                refers_text(&row.refers_to)
             ),
         };
     }
     text
+}
+
+fn refers_text(steps: &[i64]) -> String {
+    if steps.is_empty() {
+        return String::new();
+    }
+    let list: Vec<_> = steps.iter().map(ToString::to_string).collect();
+    format!("  refers to {}", list.join(", "))
 }
 
 #[derive(Serialize)]
@@ -200,6 +213,9 @@ struct TensorRow {
 
 #[derive(Serialize)]
 struct FileRow {
+    /// The other step that holds it, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<i64>,
     path: String,
     size_bytes: u64,
     crc32c: String,
@@ -231,7 +247,8 @@ fn inspect(args: &Inspect, out: &Output) -> Result<u8> {
 
 fn inspected(open: &OpenStep, filter: &str) -> Inspected {
     let manifest = open.manifest();
-    let file = |f: &crate::checkpoint::layout::FileRecord| FileRow {
+    let file = |(step, f): (Option<i64>, &crate::checkpoint::layout::FileRecord)| FileRow {
+        step,
         path: f.path.clone(),
         size_bytes: f.size_bytes,
         crc32c: f.crc32c.clone(),
@@ -257,7 +274,7 @@ fn inspected(open: &OpenStep, filter: &str) -> Inspected {
         committed_ns: manifest.committed_ns,
         metrics: manifest.metrics.clone(),
         refers_to: manifest.refers_to.clone(),
-        files: manifest.files.iter().map(file).collect(),
+        files: manifest.all_files().map(file).collect(),
         tensors: tensors.filter_map(row).collect(),
         // Numbers beyond f64 lose their tail here; the manifest has them in full.
         state: serde_json::from_str(&manifest.state_json).unwrap_or_default(),
@@ -265,23 +282,30 @@ fn inspected(open: &OpenStep, filter: &str) -> Inspected {
 }
 
 fn inspect_text(it: &Inspected, depth: usize) -> String {
-    let total: u64 = it.files.iter().map(|f| f.size_bytes).sum();
+    let own = || it.files.iter().filter(|f| f.step.is_none());
+    let total: u64 = own().map(|f| f.size_bytes).sum();
     let mut text = format!(
         "step {} by {} on {} ranks, {} in {} files, attempt {}\n",
         it.step,
         it.tool,
         it.world_size,
         human_bytes(total),
-        it.files.len(),
+        own().count(),
         it.attempt
     );
+    if !it.refers_to.is_empty() {
+        let elsewhere = it.files.iter().filter(|f| f.step.is_some());
+        let bytes = elsewhere.map(|f| f.size_bytes).sum();
+        let _ = writeln!(text, "{}, files of {}", refers_text(&it.refers_to), human_bytes(bytes));
+    }
     for (name, value) in &it.metrics {
         let value = value.map_or("not finite".into(), |v| v.to_string());
         let _ = writeln!(text, "  metric {name}: {value}");
     }
     for f in &it.files {
         let size = human_bytes(f.size_bytes);
-        let _ = writeln!(text, "  {:>10}  crc32c {}  {}", size, f.crc32c, f.path);
+        let step = f.step.map_or(String::new(), |step| format!(" of step {step}"));
+        let _ = writeln!(text, "  {:>10}  crc32c {}  {}{step}", size, f.crc32c, f.path);
     }
     let (bytes, stored) =
         it.tensors.iter().fold((0, 0), |(raw, stored), t| (raw + t.bytes, stored + t.stored_bytes));
@@ -329,10 +353,11 @@ fn verify_one(
 ) -> Result<Verified> {
     let (step, bytes, problems) = match open_folder(store, folder) {
         Ok(open) => {
-            let bar = out.progress(open.size_bytes(), "bytes verified");
+            let total = open.size_bytes() + open.referred_bytes();
+            let bar = out.progress(total, "bytes verified");
             bar.message(format!("step {}", open.manifest().step));
             let problems = open.verify_with(&mut |bytes| bar.advance(bytes))?;
-            (Some(open.manifest().step), open.size_bytes(), problems)
+            (Some(open.manifest().step), total, problems)
         }
         Err(e) => (step, 0, problem_of(e)?),
     };

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::{Place, human_bytes};
 use crate::checkpoint::{
-    Adopted, Best, Keep, adopt as adopt_step, committed, open_step, remove_step, superfluous,
+    Adopted, Best, Keep, Known, adopt as adopt_step, committed, open_step, remove_steps,
+    superfluous,
 };
 use crate::cli::args::parse_duration;
 use crate::cli::output::Output;
@@ -71,15 +72,16 @@ pub fn prune(args: &Prune, out: &Output) -> Result<u8> {
     };
     let victims = block_on(superfluous(store.as_ref(), &keep))??;
     let bar = out.progress(victims.len() as u64, "steps removed");
-    let mut removed = Vec::new();
-    for victim in victims {
-        let size_bytes = open_step(&store, victim.step).map_or(0, |open| open.size_bytes());
-        if !args.dry_run {
-            bar.message(format!("step {}", victim.step));
-            block_on(remove_step(store.as_ref(), victim.step))??;
-        }
-        bar.advance(1);
-        removed.push(RemovedRow { step: victim.step, size_bytes });
+    // All sizes first: a step whose manifest is gone has none.
+    let size = |step| open_step(&store, step).map_or(0, |open| open.size_bytes());
+    let row = |victim: &Known| RemovedRow { step: victim.step, size_bytes: size(victim.step) };
+    let removed: Vec<RemovedRow> = victims.iter().map(row).collect();
+    if !args.dry_run {
+        let mut done = |step| {
+            bar.message(format!("step {step}"));
+            bar.advance(1);
+        };
+        block_on(remove_steps(store.as_ref(), &victims, &mut done))??;
     }
     drop(bar);
     let gone = |step: &i64| removed.iter().any(|row| row.step == *step);

@@ -23,6 +23,8 @@ pub struct Shape {
     pub alone: bool,
     /// Whether a committed step may be replaced.
     pub overwrite: bool,
+    /// Whether chunks may lie in earlier steps.
+    pub delta: bool,
 }
 
 /// A folder whose entries are made durable.
@@ -85,6 +87,10 @@ pub enum Action {
     SendDetails,
     /// Rank 0: wait until the files of all ranks are seen in full size.
     WaitVisible,
+    /// Rank 0: mark the steps that are referred to, so that whoever is about to remove one sees it.
+    Hold,
+    /// Rank 0: see that they are all still there, now that they are marked.
+    CheckHeld,
     /// Write the table of chunks.
     WriteTable,
     /// Make its bytes durable.

@@ -10,6 +10,9 @@ pub fn broken(world: &World, config: &Config) -> Option<String> {
         return Some(format!("after a power cut {torn:?} may name bytes that are not there"));
     }
     let values: Vec<_> = disk.manifest.possible().collect();
+    if config.refers && !disk.referred[1] && values.iter().any(Option::is_some) {
+        return Some("a manifest names bytes of a step that was removed".into());
+    }
     let restorable = if config.overwrite {
         disk.step.surely(true) && values.iter().all(Option::is_some)
     } else {
@@ -56,6 +59,11 @@ pub fn broken_end(world: &World, config: &Config) -> Option<String> {
         (_, true) => {
             let all: Vec<_> = first.collect();
             all.iter().all(|o| *o == all[0]) && (committed == all.len() || committed == 1)
+        }
+        // Whoever refers to a step that another process removes may fail; then nothing is left.
+        (false, false) if config.refers && committed == 0 => {
+            let left = world.disk.mark || world.disk.files[1].iter().any(|f| f.entry.now());
+            !world.disk.referred[0] && !left
         }
         (false, false) => committed == outcomes.len(),
     };

@@ -80,6 +80,10 @@ pub struct Disk {
     pub manifest: Entry<Option<Manifest>>,
     /// Whether the older step is whole.
     pub older: bool,
+    /// A step that the save refers to: its manifest, and its data.
+    pub referred: [bool; 2],
+    /// The mark of the save that refers to it.
+    pub mark: bool,
 }
 
 impl Disk {
@@ -91,6 +95,8 @@ impl Disk {
             step: Entry::durable(replace),
             manifest: Entry::default(),
             older: !replace,
+            referred: [true; 2],
+            mark: false,
         };
         if replace {
             let whole = File { entry: Entry::durable(true), bytes_durable: true };

@@ -28,6 +28,7 @@ const PLAIN: Config = Config {
     rival: false,
     overwrite: false,
     differ: false,
+    refers: false,
     faults: 1,
     mutation: Mutation::None,
     mutated: None,
@@ -65,6 +66,12 @@ fn two_ranks_keep_every_promise() {
 }
 
 #[test]
+fn no_manifest_names_bytes_of_a_step_that_is_gone() {
+    holds(Config { ranks: 1, refers: true, faults: faults(3), ..PLAIN });
+    holds(Config { ranks: 2, refers: true, faults: faults(1), ..PLAIN });
+}
+
+#[test]
 fn three_ranks_keep_every_promise() {
     for (overwrite, differ) in [(false, false), (true, false), (false, true)] {
         holds(Config { ranks: 3, overwrite, differ, faults: faults(1), ..PLAIN });
@@ -86,7 +93,8 @@ fn long_random_runs_keep_every_promise() {
     for seed in first..first + runs {
         let (overwrite, differ) = (seed % 3 == 0, seed % 5 == 0);
         let rival = seed % 7 == 0 && !overwrite;
-        let config = Config { ranks: 3, rival, overwrite, differ, faults: 6, ..PLAIN };
+        let refers = seed % 2 == 0 && !rival && !overwrite;
+        let config = Config { ranks: 3, rival, overwrite, differ, refers, faults: 6, ..PLAIN };
         if let Err(broken) = walk(&config, seed) {
             panic!("seed {seed} {config:?}: {}\n{:#?}", broken.what, broken.path);
         }

@@ -8,20 +8,22 @@ use super::explore::{explore, trace};
 use super::world::{Config, Mutation};
 use crate::checkpoint::commit::machine::Action;
 use crate::checkpoint::commit::machine::Action::{
-    Ack, Gather, GatherDetails, Join, Judge, LookEarly, LookOld, Prepare, PutManifest, RemoveOwn,
-    Retire, Seal, SendDetails, SendPart, Sync, SyncFolder, SyncTable, Tell, WaitFinal, WaitVerdict,
-    WaitVisible, Write, WriteTable,
+    Ack, CheckHeld, Gather, GatherDetails, Hold, Join, Judge, LookEarly, LookOld, Prepare,
+    PutManifest, RemoveOwn, Retire, Seal, SendDetails, SendPart, Sync, SyncFolder, SyncTable, Tell,
+    WaitFinal, WaitVerdict, WaitVisible, Write, WriteTable,
 };
 use crate::checkpoint::commit::machine::Folder::{Attempt, Root, Step};
 use crate::checkpoint::commit::machine::Word::{Committed, Explain, Failed};
 
 /// Saves that together do every action.
-const SAVES: [Config; 5] = [
+const SAVES: [Config; 7] = [
     Config { ranks: 1, ..PLAIN },
     Config { ranks: 1, overwrite: true, ..PLAIN },
     Config { ranks: 2, ..PLAIN },
     Config { ranks: 2, overwrite: true, ..PLAIN },
     Config { ranks: 2, differ: true, ..PLAIN },
+    Config { ranks: 1, refers: true, ..PLAIN },
+    Config { ranks: 2, refers: true, ..PLAIN },
 ];
 
 /// What may be left out without breaking a promise, and why.
@@ -37,7 +39,7 @@ const NEEDLESS: [(Action, &str); 8] = [
 ];
 
 /// Neighbours whose order is free, and why.
-const FREE: [(Action, Action, &str); 22] = [
+const FREE: [(Action, Action, &str); 25] = [
     (Join, Prepare, "neither writes"),
     (Join, LookEarly, "the model's keys have no session"),
     (LookEarly, Prepare, "neither writes"),
@@ -48,6 +50,9 @@ const FREE: [(Action, Action, &str); 22] = [
     (Judge, WriteTable, "a table that is not published is removed"),
     (Judge, WaitVisible, "neither writes"),
     (WaitVisible, WriteTable, "a table that is not published is removed"),
+    (Judge, Hold, "the mark of a refused save is removed"),
+    (WaitVisible, Hold, "the same"),
+    (CheckHeld, WriteTable, "a table that is not published is removed"),
     (SyncTable, SyncFolder(Attempt), "bytes and entry are durable before the manifest"),
     (SyncFolder(Attempt), SyncFolder(Step), "all are durable before the manifest"),
     (SyncFolder(Step), SyncFolder(Root), "the same"),
@@ -113,6 +118,7 @@ fn the_orders_that_a_commit_hangs_on_are_among_them() {
         (Sync(1), SendPart),
         (Gather, Judge),
         (WriteTable, SyncTable),
+        (Hold, CheckHeld),
         (SyncFolder(Root), PutManifest),
         (PutManifest, Seal),
         (Seal, Tell(Committed)),

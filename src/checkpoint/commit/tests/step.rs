@@ -1,7 +1,7 @@
 //! What a move does to the world.
 
 use super::disk::{Manifest, TABLE};
-use super::world::{Config, How, Message, Move, World, file_of, own_files, synced};
+use super::world::{Config, How, Message, Move, Prune, World, file_of, own_files, synced};
 use crate::checkpoint::commit::machine::{Action, Event, Folder, Machine, Word};
 
 impl World {
@@ -17,6 +17,7 @@ impl World {
                 next.ranks[i].alive = false;
                 next.faults_left -= 1;
             }
+            Move::Prune => next.prune_step(),
             Move::Deliver => next.deliver(),
             Move::Land => {
                 if let Some((manifest, expected)) = next.landing.take() {
@@ -88,6 +89,11 @@ impl World {
                 }
                 done
             }
+            Action::Hold => {
+                self.disk.mark |= how != How::Error;
+                done
+            }
+            Action::CheckHeld if !self.disk.referred[0] => Event::Failed,
             Action::LookOld => {
                 self.ranks[i].seen = self.disk.manifest.now();
                 done
@@ -134,9 +140,32 @@ impl World {
         }
     }
 
+    /// The other process goes on.
+    fn prune_step(&mut self) {
+        let committed = self.disk.manifest.now().is_some();
+        self.prune = match self.prune {
+            Prune::Look | Prune::LookAgain if committed => Prune::Ended,
+            Prune::LookMarks if self.disk.mark => Prune::Ended,
+            Prune::Look => Prune::Retract,
+            Prune::Retract => {
+                self.disk.referred[0] = false;
+                Prune::LookMarks
+            }
+            Prune::LookMarks => Prune::LookAgain,
+            Prune::LookAgain => Prune::Remove,
+            Prune::Remove | Prune::Ended => {
+                self.disk.referred[1] = false;
+                Prune::Ended
+            }
+        };
+    }
+
     fn remove(&mut self, i: usize, action: Action) {
         let rank = &self.ranks[i];
         let (attempt, id) = (rank.attempt, rank.id);
+        if id == 0 {
+            self.disk.mark = false;
+        }
         if action == Action::Retire {
             self.disk.older = false;
             let Some(old) = rank.seen else { return };

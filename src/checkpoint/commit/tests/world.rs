@@ -25,6 +25,8 @@ pub struct Config {
     pub overwrite: bool,
     /// The ranks' states differ.
     pub differ: bool,
+    /// Chunks lie in an earlier step, which another process is about to remove.
+    pub refers: bool,
     /// Crashes, errors, lost messages and early deadlines in one run.
     pub faults: u8,
     pub mutation: Mutation,
@@ -141,12 +143,30 @@ pub enum How {
     Deadline,
 }
 
+/// Another process that prunes the step that the save refers to, as `retain::remove_steps` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Prune {
+    /// It looks which steps are referred to.
+    Look,
+    /// It deletes the manifest.
+    Retract,
+    /// It looks for marks.
+    LookMarks,
+    /// It looks at the manifests again.
+    LookAgain,
+    /// It deletes the data.
+    Remove,
+    /// It has ended, or found the step referred to.
+    Ended,
+}
+
 /// Something that can happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Move {
     Run(usize, Action, How),
     /// A process is gone; `true` if its put is still on the way.
     Crash(usize, bool),
+    Prune,
     Deliver,
     Land,
 }
@@ -162,12 +182,18 @@ pub struct World {
     pub last: Message<Word>,
     /// A put on its way to the store, and what it replaces.
     pub landing: Option<(Manifest, Option<Manifest>)>,
+    pub prune: Prune,
     pub faults_left: u8,
 }
 
 impl World {
     pub fn new(config: &Config) -> Self {
-        let shape = |alone| Shape { files: RANK_FILES as u32, alone, overwrite: config.overwrite };
+        let shape = |alone| Shape {
+            files: RANK_FILES as u32,
+            alone,
+            overwrite: config.overwrite,
+            delta: config.refers,
+        };
         let rank = |id: u8, attempt: u8, alone: bool| {
             let machine = Machine::new(u32::from(id), shape(alone));
             let pending = Machine::start();
@@ -199,6 +225,7 @@ impl World {
             verdict: Message::Unsent,
             last: Message::Unsent,
             landing: None,
+            prune: if config.refers { Prune::Look } else { Prune::Ended },
             faults_left: config.faults,
         }
     }
@@ -243,6 +270,9 @@ impl World {
         }
         if self.landing.is_some() {
             out.push(Move::Land);
+        }
+        if self.prune != Prune::Ended {
+            out.push(Move::Prune);
         }
     }
 
@@ -303,7 +333,7 @@ fn faults_of(action: Action) -> &'static [How] {
         Action::Gather | Action::GatherDetails | Action::WaitVerdict | Action::WaitFinal => {
             &[Deadline]
         }
-        Action::RemoveOwn | Action::Retire => &[Error, ErrorAfter],
+        Action::RemoveOwn | Action::Retire | Action::Hold => &[Error, ErrorAfter],
         Action::Judge | Action::LookEarly | Action::Ack | Action::Finish(_) => &[],
         _ => &[Error],
     }

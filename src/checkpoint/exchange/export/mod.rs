@@ -16,13 +16,11 @@ mod pt;
 mod safetensors;
 mod tensors;
 
-use std::sync::Arc;
-
 use super::{Converted, Progress};
 use crate::checkpoint::read::{OpenStep, manifest_folders, open_folder};
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
-use crate::storage::{StorageOptions, Store, open_store};
+use crate::storage::{StorageOptions, open_store};
 
 /// What an export makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +49,6 @@ pub struct ExportOptions {
 
 /// A checkpoint that is exported.
 struct Source {
-    store: Arc<dyn Store>,
     folder: String,
     step: OpenStep,
     /// The state, or the part of it that was asked for.
@@ -110,5 +107,6 @@ fn open(uri: &str, storage: &StorageOptions, options: &ExportOptions) -> Result<
         // What belongs to this program or to one rank is no part of the saved object.
         map.retain(|key, _| !drivetrain_formats::torch::is_tag(key));
     }
-    Ok(Source { store, folder, step, state, prefix })
+    let folder = step.folder().to_string();
+    Ok(Source { folder, step, state, prefix })
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Source;
 use crate::checkpoint::codec::Decoder;
 use crate::checkpoint::flat::{moves, prove};
-use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, join};
+use crate::checkpoint::layout::{Chunk, Dtype, crc32c, crc32c_join, file_path};
 use crate::checkpoint::read::Stream;
 use crate::checkpoint::rects::{Rect, Runs};
 use crate::error::{Error, Result};
@@ -20,7 +20,8 @@ const OLDER: &str = "use an older step";
 /// The files of a checkpoint, opened when first used.
 pub struct Files<'a> {
     source: &'a Source,
-    open: BTreeMap<&'a str, Arc<dyn ReadAt>>,
+    /// By the step that holds the file, if it is another one, and the file's name there.
+    open: BTreeMap<(Option<i64>, &'a str), Arc<dyn ReadAt>>,
 }
 
 impl<'a> Files<'a> {
@@ -29,12 +30,13 @@ impl<'a> Files<'a> {
         Self { source, open: BTreeMap::new() }
     }
 
-    async fn open(&mut self, name: &'a str) -> Result<Arc<dyn ReadAt>> {
-        if let Some(file) = self.open.get(name) {
+    async fn open(&mut self, chunk: &'a Chunk) -> Result<Arc<dyn ReadAt>> {
+        let name = (chunk.step_ref, chunk.file.as_str());
+        if let Some(file) = self.open.get(&name) {
             return Ok(Arc::clone(file));
         }
-        let path = join(&self.source.folder, name);
-        let file = self.source.store.open(&path, OpenOptions::default()).await?;
+        let path = self.source.step.path_of(chunk);
+        let file = self.source.step.store().open(&path, OpenOptions::default()).await?;
         self.open.insert(name, Arc::clone(&file));
         Ok(file)
     }
@@ -82,13 +84,16 @@ impl<'a> Ordered<'a> {
         })?;
         let mut cursors = Vec::with_capacity(chunks.len());
         for (chunk, rect) in chunks.iter().zip(&rects) {
-            let file = files.open(&chunk.file).await?;
+            let file = files.open(chunk).await?;
             let runs = moves(&first.shape, rect, &whole, dtype.bytes);
             let (list, run, within, done, crc) = (0, 0, 0, 0, 0);
             let stream = if chunk.is_raw() {
                 None
             } else {
-                Some(Stream::open(Arc::clone(&file), join(folder, &chunk.file), chunk).await?)
+                Some(
+                    Stream::open(Arc::clone(&file), files.source.step.path_of(chunk), chunk)
+                        .await?,
+                )
             };
             cursors.push(Cursor { chunk, file, runs, list, run, within, done, crc, stream });
         }
@@ -188,7 +193,8 @@ impl Cursor<'_> {
         if self.crc == self.chunk.crc32c {
             return Ok(());
         }
-        let file = format!("{}, tensor {path}", join(folder, &self.chunk.file));
+        let file =
+            format!("{}, tensor {path}", file_path(folder, self.chunk.step_ref, &self.chunk.file));
         let expected = format!("crc32c {:08x}", self.chunk.crc32c);
         Err(Error::corrupt(file, self.chunk.start, expected, format!("{:08x}", self.crc), OLDER))
     }

@@ -1,0 +1,76 @@
+//! What becomes of each chunk of an image.
+
+use super::book::{Book, Kept, hash_of, key_of};
+use super::image::Image;
+use super::{Packed, Packer};
+use crate::checkpoint::commit::Job;
+use crate::checkpoint::layout::{Piece, Placed};
+
+/// What becomes of a chunk.
+#[derive(Debug)]
+pub enum Fate {
+    /// It is written as it is.
+    Raw,
+    /// It lies in an earlier step, which is referred to.
+    Refer(Box<Kept>),
+}
+
+/// A chunk of a staged image.
+#[derive(Debug)]
+pub struct Decided<'a> {
+    /// Its entry, and the number of that.
+    pub entry: &'a Placed,
+    pub position: usize,
+    /// The piece, and the number of that.
+    pub piece: &'a Piece,
+    pub index: usize,
+    /// Its key and the hash of its bytes, if later saves may refer to it.
+    pub identity: Option<(u128, u128)>,
+    pub fate: Fate,
+}
+
+impl Packer {
+    /// Decides for every chunk of an image.
+    pub fn decide<'a>(
+        &self,
+        job: &'a Job,
+        image: &Image<'a>,
+        packed: &mut Packed,
+    ) -> Vec<Decided<'a>> {
+        let book = self.book.lock();
+        let mut found = Vec::with_capacity(image.plan.entries.len());
+        for (position, entry) in image.plan.entries.iter().enumerate() {
+            let Some(index) = entry.piece else { continue };
+            let Some(piece) = job.pieces.get(index) else { continue };
+            let bytes = bytes_of(image.bytes, entry);
+            packed.tally.raw_bytes += entry.length;
+            let identity = self.is_delta().then(|| (key_of(piece), hash_of(bytes)));
+            let kept = identity.and_then(|identity| self.unchanged(&book, job.step, identity));
+            let fate = match kept {
+                Some(kept) => {
+                    packed.tally.referred_bytes += entry.length;
+                    Fate::Refer(Box::new(kept))
+                }
+                None => Fate::Raw,
+            };
+            found.push(Decided { entry, position, piece, index, identity, fate });
+        }
+        found
+    }
+
+    /// Where a chunk lies already, as it is after one more save that refers to it.
+    fn unchanged(&self, book: &Book, step: i64, (key, hash): (u128, u128)) -> Option<Kept> {
+        let kept = book.get(key)?;
+        let saves_max = self.options.delta_saves_max.unwrap_or_default();
+        // Only earlier steps are referred to: so no two ever refer to each other, and a step that
+        // is overwritten does not need what it replaces.
+        let fits = kept.hash == hash && kept.step < step && kept.age < saves_max;
+        fits.then(|| Kept { age: kept.age + 1, ..kept.clone() })
+    }
+}
+
+/// The staged bytes of an entry.
+pub fn bytes_of<'a>(image: &'a [u8], entry: &Placed) -> &'a [u8] {
+    let (start, end) = (entry.start as usize, (entry.start + entry.length) as usize);
+    image.get(start..end).unwrap_or_default()
+}
