@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use drivetrain::Error;
 use drivetrain::checkpoint::meet::Meet;
 use drivetrain::checkpoint::rects::Rect;
-use drivetrain::checkpoint::{self, Options, SaveOptions, Sharing, Target, TensorIn};
+use drivetrain::checkpoint::{self, Options, PackOptions, SaveOptions, Sharing, Target, TensorIn};
 use drivetrain::storage::{OptionMap, StorageOptions, open_store};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -54,7 +54,7 @@ impl Checkpointer {
     #[new]
     #[pyo3(signature = (uri, rank, world_size, *, keep_last=None, keep_every=None, keep_best=None,
         keep_within_s=None, keep_interval_s=None, timeout_s=600.0, run_id=None, shm_dir=None,
-        single_writer=false, storage_options=None, store=None))]
+        single_writer=false, delta_saves_max=None, storage_options=None, store=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn new(
         py: Python<'_>,
@@ -70,6 +70,7 @@ impl Checkpointer {
         run_id: Option<String>,
         shm_dir: Option<String>,
         single_writer: bool,
+        delta_saves_max: Option<u32>,
         storage_options: Option<OptionMap>,
         store: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -84,6 +85,7 @@ impl Checkpointer {
             run_id,
             shm_dir: shm_dir.map(Into::into),
             single_writer,
+            pack: PackOptions { delta_saves_max },
         };
         let meet = store.map(|s| Arc::new(StoreMeet::new(py, &s)) as Arc<dyn Meet>);
         let storage = StorageOptions { options: storage_options.unwrap_or_default() };
@@ -372,6 +374,12 @@ impl SaveHandle {
     /// Whether the outcome is known.
     fn done(&self) -> bool {
         self.inner.done()
+    }
+
+    /// This rank's part of a save that is over: bytes of its chunks in memory, of those that were
+    /// referred to, and of the files that were written. None where nothing is packed.
+    fn tally(&self) -> Option<(u64, u64, u64)> {
+        self.inner.tally().map(|t| (t.raw_bytes, t.referred_bytes, t.written_bytes))
     }
 }
 

@@ -65,7 +65,7 @@ pub fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_string() } else { format!("{folder}/{name}") }
 }
 
-/// Path of a file that the manifest in `folder` names, in this step's folder or, if `step_ref` names
+/// Path of a file that the manifest in `folder` names: in that folder or, if `step_ref` names
 /// another step, in the one beside it.
 pub fn file_path(folder: &str, step_ref: Option<i64>, file: &str) -> String {
     let Some(other) = step_ref.and_then(|step| step_dir(step).ok()) else {

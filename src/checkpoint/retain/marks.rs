@@ -16,14 +16,17 @@ pub fn referring_mark(step: i64, attempt: &str) -> Result<String> {
     Ok(join(REFERRING_FOLDER, &format!("{}.{attempt}", step_dir(step)?)))
 }
 
-/// Steps that are marked.
-pub async fn marked(store: &dyn Store) -> Result<BTreeSet<i64>> {
-    let names = store.list_names(REFERRING_FOLDER).await?;
-    let parse = |name: &String| {
-        let (step, attempt) = name.split_once('.')?;
+/// Steps that are marked, by marks that are not `old`.
+pub async fn marked(
+    store: &dyn Store,
+    old: impl Fn(&&ObjectMeta) -> bool,
+) -> Result<BTreeSet<i64>> {
+    let files = store.list(REFERRING_FOLDER).await?;
+    let parse = |file: &ObjectMeta| {
+        let (step, attempt) = file.path.rsplit('/').next()?.split_once('.')?;
         parse_step_dir(step).filter(|_| is_attempt_dir(attempt))
     };
-    Ok(names.iter().filter_map(parse).collect())
+    Ok(files.iter().filter(|file| !old(file)).filter_map(parse).collect())
 }
 
 /// Removes marks that killed saves left.

@@ -25,6 +25,18 @@ const LEFTOVER_AGE_MIN: Duration = Duration::from_mins(30);
 /// any file takes.
 const UPLOAD_AGE_MIN: Duration = Duration::from_hours(24);
 
+/// Whether a file is old enough to be a left-over.
+fn is_old() -> impl Fn(&&ObjectMeta) -> bool + Copy {
+    let before_ns = ago_ns(LEFTOVER_AGE_MIN);
+    move |file| file.mtime_ns != 0 && file.mtime_ns < before_ns
+}
+
+/// Nanoseconds since the Unix epoch, so long ago.
+fn ago_ns(age: Duration) -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(age).as_nanos() as i64
+}
+
 async fn read_manifest(store: &dyn Store, step: i64) -> Result<Manifest> {
     let path = join(&step_dir(step)?, MANIFEST);
     Manifest::decode(&read_all(store, &path).await?, &path)
@@ -81,7 +93,7 @@ async fn remove_data(store: &dyn Store, step: i64) -> Result<()> {
 /// Steps that saves under way or committed steps refer to. A save marks them, checks that they are
 /// there, puts its manifest and takes the marks away: so marks are looked at before manifests.
 pub async fn referred_now(store: &dyn Store) -> Result<BTreeSet<i64>> {
-    let mut needed = marked(store).await?;
+    let mut needed = marked(store, is_old()).await?;
     for name in store.list_names("").await? {
         let Some(step) = parse_step_dir(&name) else { continue };
         match read_manifest(store, step).await {
@@ -152,9 +164,7 @@ pub async fn sweep(
     referred: &BTreeSet<i64>,
     delta: bool,
 ) -> Result<()> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let before_ns = now.saturating_sub(LEFTOVER_AGE_MIN).as_nanos() as i64;
-    let old = |file: &&ObjectMeta| file.mtime_ns != 0 && file.mtime_ns < before_ns;
+    let old = is_old();
     for name in store.list_names("").await? {
         if name.starts_with(PROBE_PREFIX) || is_temporary(&name) {
             remove_if_old(store, &name, old).await?;
@@ -181,7 +191,7 @@ pub async fn sweep(
     if delta {
         sweep_marks(store, old).await?;
     }
-    abort_uploads(store, now.saturating_sub(UPLOAD_AGE_MIN).as_nanos() as i64).await
+    abort_uploads(store, ago_ns(UPLOAD_AGE_MIN)).await
 }
 
 /// Aborts uploads of files of ours that killed saves began and nobody will finish.
