@@ -58,8 +58,8 @@ def read_chunks(folder, manifest):
     check(int(record["crc32c"], 16), table, record["path"])
     by_path = defaultdict(list)
     for row in pyarrow.ipc.open_file(table).read_all().to_pylist():
-        if row["codec"] not in ("raw", "planes-zstd") or row["step_ref"] is not None:
-            raise ValueError(f"{row['path']}: codec {row['codec']} of step {row['step_ref']}")
+        if row["codec"] not in ("raw", "planes-zstd"):
+            raise ValueError(f"{row['path']}: codec {row['codec']}")
         by_path[row["path"]].append(row)
     return by_path
 
@@ -108,7 +108,9 @@ def read_tensor(folder, rows):
     size = element_bytes(dtype)
     whole, filled = bytearray(math.prod(shape) * size), 0
     for row in rows:
-        with open(folder / row["file"], "rb") as file:
+        step = row["step_ref"]  # the chunk lies in the folder of this step, beside ours
+        there = folder if step is None else folder.absolute().parent / f"step-{step:08}"
+        with open(there / row["file"], "rb") as file:
             file.seek(row["start"])
             data = file.read(row["length"])
         check(row["crc32c"], data, row["entry"])

@@ -45,6 +45,11 @@ SOFT_FAILURES = (
 #: A state that changes under every one of so many copies will not hold still for the next.
 RECOPIES_MAX = 16
 
+#: With delta=True a tensor is written anew after so many saves that referred to it: what must be
+#: kept for one step reaches no further back, at a full write in 33 saves.
+DELTA_SAVES = 32
+DELTA_SAVES_MAX = 2**32 - 1
+
 
 class Checkpointer:
     """Commits checkpoints to a folder or object store and restores the newest good one.
@@ -90,6 +95,12 @@ class Checkpointer:
             copy now does not belong to what was copied before.
         single_writer: accept an object store that cannot create if absent, because no other job
             ever writes here.
+        delta: refer to tensors that have not changed since the last save of this checkpointer
+            instead of writing them again: a fine-tune with a frozen backbone writes only what it
+            trains. Whether bytes changed is told by a 128-bit hash, computed in the background. A
+            step that others refer to stays until none does. An int is how many saves in a row may
+            refer to a tensor before it is written anew; True is 32. The first save of a process
+            writes everything. `handle.bytes` says what a save wrote.
         run_id: name of this run in shared memory. A process that is killed leaves its last staged
             snapshot there, and the next processes with the same root and run id adopt it when
             they restore. Jobs that share a root need one each; object stores need one to adopt.
@@ -114,6 +125,7 @@ class Checkpointer:
         stage_ranks: Sequence[int] | None = None,
         recopies: int = 2,
         single_writer: bool = False,
+        delta: bool | int = False,
         run_id: str | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
         storage_options: dict[str, str] | None = None,
@@ -160,6 +172,7 @@ class Checkpointer:
             run_id=run_id,
             shm_dir=None if shm_dir is None else os.fspath(shm_dir),
             single_writer=single_writer,
+            delta_saves_max=_delta_saves_max(delta),
             storage_options=storage_options,
             store=store,
         )
@@ -605,3 +618,13 @@ class Checkpointer:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _delta_saves_max(delta: bool | int) -> int | None:
+    if isinstance(delta, bool):
+        return DELTA_SAVES if delta else None
+    if not isinstance(delta, int) or not 1 <= delta <= DELTA_SAVES_MAX:
+        raise _native.InvalidArgument(
+            f"delta: expected True, False or a number of saves from 1 up, found {delta!r}"
+        )
+    return delta

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from drivetrain import _native
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.overlap import Overlap
+from drivetrain._checkpoint.values import SavedBytes
 from drivetrain._native import DeadlineExceeded, SaveSkipped
 
 #: Ctrl-C is noticed between two waits of this length; a wait ends at once when the save does.
@@ -74,6 +75,15 @@ class SaveHandle:
             limit = JOIN_WAIT_S if timeout is None else seconds(timeout, "timeout")
             self._native.wait_joined(limit)
         return self._staged_s
+
+    @property
+    def bytes(self) -> SavedBytes | None:
+        """What this rank's part of the save came to, with `delta`; None without, and until it is
+        done."""
+        if not self.done() or self._native is None:
+            return None
+        found = self._native.tally()
+        return None if found is None else SavedBytes(*found)
 
     @property
     def skipped(self) -> bool:

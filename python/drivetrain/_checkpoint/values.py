@@ -101,6 +101,21 @@ def checked_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     return found
 
 
+@dataclass(frozen=True)
+class SavedBytes:
+    """Bytes of one rank's part of a save.
+
+    Args:
+        raw: its tensors as they are in memory.
+        referred: of them, those that lie in earlier steps already and were not written.
+        written: the files that were written, headers included.
+    """
+
+    raw: int
+    referred: int
+    written: int
+
+
 @dataclass
 class PerRank:
     """A value that differs between ranks: each rank gets its own back.
