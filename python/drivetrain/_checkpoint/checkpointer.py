@@ -11,6 +11,7 @@ from drivetrain._checkpoint import meeting
 from drivetrain._checkpoint.adopt import Adoption, adopt
 from drivetrain._checkpoint.at_exit import close_at_exit
 from drivetrain._checkpoint.blocks import Block, paused_collector
+from drivetrain._checkpoint.delta import delta_saves_max
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Collected, Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
@@ -44,11 +45,6 @@ SOFT_FAILURES = (
 
 #: A state that changes under every one of so many copies will not hold still for the next.
 RECOPIES_MAX = 16
-
-#: With delta=True a tensor is written anew after so many saves that referred to it: what must be
-#: kept for one step reaches no further back, at a full write in 33 saves.
-DELTA_SAVES = 32
-DELTA_SAVES_MAX = 2**32 - 1
 
 
 class Checkpointer:
@@ -172,7 +168,7 @@ class Checkpointer:
             run_id=run_id,
             shm_dir=None if shm_dir is None else os.fspath(shm_dir),
             single_writer=single_writer,
-            delta_saves_max=_delta_saves_max(delta),
+            delta_saves_max=delta_saves_max(delta),
             storage_options=storage_options,
             store=store,
         )
@@ -618,13 +614,3 @@ class Checkpointer:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def _delta_saves_max(delta: bool | int) -> int | None:
-    if isinstance(delta, bool):
-        return DELTA_SAVES if delta else None
-    if not isinstance(delta, int) or not 1 <= delta <= DELTA_SAVES_MAX:
-        raise _native.InvalidArgument(
-            f"delta: expected True, False or a number of saves from 1 up, found {delta!r}"
-        )
-    return delta

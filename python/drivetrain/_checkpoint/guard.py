@@ -51,9 +51,9 @@ class Guard:
     def _changed(self, path: Path) -> Corrupt:
         self.changed = True
         return Corrupt(
-            f"{format_path(path)}: expected no change while it was copied for the checkpoint, found "
-            "one; nothing is committed, save between two steps and not while another thread or "
-            "stream trains"
+            f"{format_path(path)}: expected no change while it was copied for the checkpoint, "
+            "found one; nothing is committed, save between two steps and not while another thread "
+            "or stream trains"
         )
 
     def _marks(self, tensors: list[Any]) -> list[int]:
