@@ -29,9 +29,12 @@ from drivetrain._checkpoint.values import (
     Restored,
     RestorePlan,
     Verified,
+    check_budget_ms,
     check_choice,
+    check_recopies,
     check_step,
     checked_metrics,
+    warn_over_budget,
 )
 
 #: Failures of a save that training may survive with on_error="warn"; the rest are mistakes in the
@@ -42,9 +45,6 @@ SOFT_FAILURES = (
     _native.PeerFailed,
     _native.Corrupt,
 )
-
-#: A state that changes under every one of so many copies will not hold still for the next.
-RECOPIES_MAX = 16
 
 
 class Checkpointer:
@@ -129,16 +129,9 @@ class Checkpointer:
         check_choice("on_error", on_error, ("raise", "warn"))
         check_choice("on_busy", on_busy, ("wait", "skip", "warn"))
         check_choice("staging", staging, ("staged", "overlapped"))
-        if stall_budget_ms is not None and not stall_budget_ms >= 0:
-            raise _native.InvalidArgument(
-                f"stall_budget_ms: expected milliseconds from 0 up, found {stall_budget_ms!r}"
-            )
-        if type(recopies) is not int or not 0 <= recopies <= RECOPIES_MAX:
-            raise _native.InvalidArgument(
-                f"recopies: expected an int from 0 to {RECOPIES_MAX}, found {recopies!r}"
-            )
-        self._staging = staging
-        self._recopies, self._recopied_saves = recopies, 0
+        check_budget_ms(stall_budget_ms)
+        check_recopies(recopies)
+        self._staging, self._recopies, self._recopied_saves = staging, recopies, 0
         self._on_busy, self._stall_budget_ms = on_busy, stall_budget_ms
         self._uri = os.fspath(uri)
         self._on_error = on_error
@@ -149,12 +142,10 @@ class Checkpointer:
         self._stage_ranks = checked_stage(stage_ranks, self._rank, self._world_size)
         self._pid = os.getpid()
         self._pending: list[SaveHandle] = []
-        self._restores = 0
-        self._saves = 0
+        self._restores = self._saves = 0
         self._blocks: dict[Path, Block] = {}
         """What the last save took as blocks."""
-        self._failed_saves = 0
-        self._skipped_saves = 0
+        self._failed_saves = self._skipped_saves = 0
         self._warned_private = False
         self._preemption: Preemption | None = None
         self._closed = True  # until there is something to close
@@ -383,15 +374,8 @@ class Checkpointer:
         return (self._stall_budget_ms or 0.0) / 1000 if self._on_busy == "skip" else None
 
     def _check_budget(self, step: int, stopped_s: float) -> None:
-        budget_ms = self._stall_budget_ms
-        if self._on_busy == "warn" and budget_ms is not None and stopped_s * 1000 > budget_ms:
-            warnings.warn(
-                f"the save of step {step} stopped the trainer for {stopped_s * 1000:.0f} ms, more "
-                f"than the {budget_ms:g} ms of stall_budget_ms: save less often, or use "
-                'on_busy="skip"',
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        if self._on_busy == "warn":
+            warn_over_budget(step, stopped_s * 1000, self._stall_budget_ms, stacklevel=5)
 
     def restore(
         self,

@@ -1,6 +1,7 @@
 """What a user hands to a `Checkpointer` and gets back from it."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from drivetrain._native import InvalidArgument
 #: More steps than anybody keeps; the engine counts them in 32 bits.
 KEEP_LAST_MAX = 2**32 - 1
 KEEP_EVERY_MAX = 2**63 - 1
+#: A state that changes under every one of so many copies will not hold still for the next.
+RECOPIES_MAX = 16
 #: Steps are signed 64-bit numbers in the manifest.
 STEP_MAX = 2**63 - 1
 
@@ -83,6 +86,35 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         quoted = [f'"{choice}"' for choice in choices]
         expected = " or ".join([", ".join(quoted[:-1]), quoted[-1]])
         raise InvalidArgument(f"{name}: expected {expected}, found {value!r}")
+
+
+def check_budget_ms(budget_ms: float | None) -> None:
+    """Refuses what is no duration."""
+    if budget_ms is not None and not budget_ms >= 0:
+        raise InvalidArgument(
+            f"stall_budget_ms: expected milliseconds from 0 up, found {budget_ms!r}"
+        )
+
+
+def check_recopies(recopies: object) -> None:
+    """Refuses what is no count of copies."""
+    if type(recopies) is not int or not 0 <= recopies <= RECOPIES_MAX:
+        raise InvalidArgument(
+            f"recopies: expected an int from 0 to {RECOPIES_MAX}, found {recopies!r}"
+        )
+
+
+def warn_over_budget(
+    step: int, stopped_ms: float, budget_ms: float | None, stacklevel: int
+) -> None:
+    """Warns of a save that stopped the trainer for longer than that."""
+    if budget_ms is not None and stopped_ms > budget_ms:
+        warnings.warn(
+            f"the save of step {step} stopped the trainer for {stopped_ms:.0f} ms, more than the "
+            f'{budget_ms:g} ms of stall_budget_ms: save less often, or use on_busy="skip"',
+            RuntimeWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def checked_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:

@@ -79,7 +79,9 @@ impl Checkpointer {
             let meet = here.clone().map(|meet| meet as _);
             let room = self.place.room.sibling(&name, rank, world_size, meet);
             let (store, keep) = (Arc::clone(&self.place.store), Arc::clone(&self.place.keep));
-            self.commit_part(&Place { store, room, keep }, adopted_job(part, step, op))
+            // The staged bytes are of another process, whose earlier steps this one knows nothing of.
+            let place = Place { store, room, keep, pack: None };
+            self.commit_part(&place, adopted_job(part, step, op))
         };
         thread::scope(|scope| {
             let running: Vec<_> =

@@ -258,6 +258,7 @@ fn in_words(action: Action) -> &'static str {
         Action::Judge => "comparing what the ranks wrote",
         Action::WaitVisible => "waiting until the files of all ranks can be seen",
         Action::WriteTable | Action::SyncTable => "writing the table of chunks",
+        Action::Hold | Action::CheckHeld => "looking after the steps that it refers to",
         Action::SyncFolder(_) => "making folders durable",
         Action::LookOld | Action::PutManifest => "committing the manifest",
         Action::ReadBack => "reading the manifest back",

@@ -134,13 +134,12 @@ fn parse(xml: &[u8]) -> Result<Page, Trouble> {
             }
             Event::Text(piece) => text.push_str(&piece.decode()?),
             Event::GeneralRef(name) => {
-                let character = match name.resolve_char_ref()? {
-                    Some(character) => character.to_string(),
-                    None => {
-                        let name = name.decode()?;
-                        let known = quick_xml::escape::resolve_predefined_entity(&name);
-                        known.ok_or_else(|| format!("entity {name}"))?.to_string()
-                    }
+                let character = if let Some(character) = name.resolve_char_ref()? {
+                    character.to_string()
+                } else {
+                    let name = name.decode()?;
+                    let known = quick_xml::escape::resolve_predefined_entity(&name);
+                    known.ok_or_else(|| format!("entity {name}"))?.to_string()
                 };
                 text.push_str(&character);
             }
