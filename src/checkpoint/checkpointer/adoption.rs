@@ -79,7 +79,7 @@ impl Checkpointer {
             let meet = here.clone().map(|meet| meet as _);
             let room = self.place.room.sibling(&name, rank, world_size, meet);
             let (store, keep) = (Arc::clone(&self.place.store), Arc::clone(&self.place.keep));
-            // The staged bytes are of another process, whose earlier steps this one knows nothing of.
+            // Staged by another process, of whose earlier steps this one knows nothing.
             let place = Place { store, room, keep, pack: None };
             self.commit_part(&place, adopted_job(part, step, op))
         };
