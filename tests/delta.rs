@@ -25,7 +25,7 @@ const HEAD: i64 = 3000;
 const PAGE: u64 = 4096;
 
 fn delta(keep_last: Option<u32>, saves_max: u32) -> Options {
-    let pack = PackOptions { delta_saves_max: Some(saves_max) };
+    let pack = PackOptions { delta_saves_max: Some(saves_max), compress: false };
     Options { keep_last, pack, ..Options::default() }
 }
 

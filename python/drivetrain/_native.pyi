@@ -60,6 +60,7 @@ class Checkpointer:
         shm_dir: str | None = None,
         single_writer: bool = False,
         delta_saves_max: int | None = None,
+        compress: bool = False,
         storage_options: dict[str, str] | None = None,
         store: Any = None,
     ) -> Checkpointer: ...

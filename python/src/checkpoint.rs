@@ -54,7 +54,7 @@ impl Checkpointer {
     #[new]
     #[pyo3(signature = (uri, rank, world_size, *, keep_last=None, keep_every=None, keep_best=None,
         keep_within_s=None, keep_interval_s=None, timeout_s=600.0, run_id=None, shm_dir=None,
-        single_writer=false, delta_saves_max=None, storage_options=None, store=None))]
+        single_writer=false, delta_saves_max=None, compress=false, storage_options=None, store=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn new(
         py: Python<'_>,
@@ -71,6 +71,7 @@ impl Checkpointer {
         shm_dir: Option<String>,
         single_writer: bool,
         delta_saves_max: Option<u32>,
+        compress: bool,
         storage_options: Option<OptionMap>,
         store: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -85,7 +86,7 @@ impl Checkpointer {
             run_id,
             shm_dir: shm_dir.map(Into::into),
             single_writer,
-            pack: PackOptions { delta_saves_max },
+            pack: PackOptions { delta_saves_max, compress },
         };
         let meet = store.map(|s| Arc::new(StoreMeet::new(py, &s)) as Arc<dyn Meet>);
         let storage = StorageOptions { options: storage_options.unwrap_or_default() };

@@ -187,14 +187,35 @@ fn line(t: &TensorIn<'_>) -> String {
 /// Cuts a large piece into at most `parts` along its first dimension of more than one element, so
 /// that each part is still one run of bytes.
 fn split(whole: Piece, tensor: &TensorIn<'_>, parts: usize) -> Vec<Piece> {
-    let axis = whole.rect.extent.iter().position(|&e| e > 1);
-    let (Some(axis), true) = (axis, whole.length > SPLIT_BYTES_MIN && tensor.pin_rank.is_none())
-    else {
+    if whole.length <= SPLIT_BYTES_MIN || tensor.pin_rank.is_some() {
         return vec![whole];
-    };
-    let rows = whole.rect.extent[axis];
+    }
     let wanted = whole.length.div_ceil(SPLIT_BYTES_MIN).min(parts as u64);
-    let parts = (wanted as i64).min(rows);
+    cut(whole, wanted)
+}
+
+/// The same pieces in parts of at most `bytes_max` each, as far as elements can be parted.
+pub fn cut_long(pieces: Vec<Piece>, bytes_max: u64) -> Vec<Piece> {
+    let mut found = Vec::with_capacity(pieces.len());
+    // Ends: a part has fewer elements than what it is a part of.
+    let mut work: Vec<Piece> = pieces.into_iter().rev().collect();
+    while let Some(piece) = work.pop() {
+        let parts = piece.length.div_ceil(bytes_max.max(1));
+        let can = piece.rect.extent.iter().any(|&e| e > 1);
+        if parts > 1 && can {
+            work.extend(cut(piece, parts).into_iter().rev());
+        } else {
+            found.push(piece);
+        }
+    }
+    found
+}
+
+/// Cuts a piece into at most `wanted` along its first dimension of more than one element.
+fn cut(whole: Piece, wanted: u64) -> Vec<Piece> {
+    let Some(axis) = whole.rect.extent.iter().position(|&e| e > 1) else { return vec![whole] };
+    let rows = whole.rect.extent[axis];
+    let parts = i64::try_from(wanted).unwrap_or(i64::MAX).clamp(1, rows);
     let row_bytes = whole.length / rows as u64;
     let cut = |i: i64| rows * i / parts;
     let part = |i: i64| {
@@ -203,7 +224,7 @@ fn split(whole: Piece, tensor: &TensorIn<'_>, parts: usize) -> Vec<Piece> {
         piece.rect.offsets[axis] += from;
         piece.rect.extent[axis] = to - from;
         piece.length = (to - from) as u64 * row_bytes;
-        piece.source_start = from as u64 * row_bytes;
+        piece.source_start = whole.source_start + from as u64 * row_bytes;
         piece
     };
     (0..parts).map(part).collect()
@@ -249,6 +270,34 @@ mod tests {
         assert!(plans[2].pieces.iter().any(|p| p.path.contains("buffer")));
         let hashes: HashSet<_> = plans.iter().map(|p| p.groups[&vec![0, 1, 2]].hash()).collect();
         assert_eq!(hashes.len(), 1);
+    }
+
+    #[test]
+    fn long_pieces_are_cut_until_they_are_short() {
+        let zeros = vec![0; 6000];
+        let tensors = [
+            tensor("rows", &[10, 100], &zeros, &[]),
+            tensor("wide", &[1, 2, 3000], &zeros, &[]),
+            tensor("short", &[7], &zeros, &[]),
+            tensor("scalar", &[], &zeros, &[]),
+        ];
+        let pieces = plan(0, 1, &tensors).unwrap().pieces;
+        let parts = cut_long(pieces, 250);
+        assert!(parts.iter().all(|p| p.length <= 250));
+        for t in &tensors {
+            let own: Vec<&Piece> = parts.iter().filter(|p| p.path == t.path).collect();
+            let rects: Vec<_> = own.iter().map(|p| p.rect.clone()).collect();
+            assert_eq!(prove_cover(&t.rect, &rects), Ok(()), "{}", t.path);
+            // Each a run of bytes, one after the other.
+            let mut at = 0;
+            for piece in own {
+                assert_eq!(piece.source_start, at, "{}", t.path);
+                at += piece.length;
+            }
+            assert_eq!(at, t.data.len() as u64);
+        }
+        assert_eq!(cut_long(parts.clone(), 250).len(), parts.len());
+        assert_eq!(cut_long(parts, 1).len(), 1000 + 6000 + 7 + 1);
     }
 
     #[test]

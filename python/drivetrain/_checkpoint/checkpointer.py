@@ -11,7 +11,7 @@ from drivetrain._checkpoint import meeting
 from drivetrain._checkpoint.adopt import Adoption, adopt
 from drivetrain._checkpoint.at_exit import close_at_exit
 from drivetrain._checkpoint.blocks import Block, paused_collector
-from drivetrain._checkpoint.delta import delta_saves_max
+from drivetrain._checkpoint.delta import packing
 from drivetrain._checkpoint.durations import seconds
 from drivetrain._checkpoint.guard import Collected, Guard, check_mode
 from drivetrain._checkpoint.handle import WAIT_SLICE_S, SaveHandle
@@ -91,12 +91,12 @@ class Checkpointer:
             copy now does not belong to what was copied before.
         single_writer: accept an object store that cannot create if absent, because no other job
             ever writes here.
+        compress: "planes-zstd" stores numbers by byte planes, those with a pattern entropy-coded,
+            in the background; per tensor and only where samples say that it is worth it.
         delta: refer to tensors that have not changed since the last save of this checkpointer
-            instead of writing them again: a fine-tune with a frozen backbone writes only what it
-            trains. Whether bytes changed is told by a 128-bit hash, computed in the background. A
-            step that others refer to stays until none does. An int is how many saves in a row may
-            refer to a tensor before it is written anew; True is 32. The first save of a process
-            writes everything. `handle.bytes` says what a save wrote.
+            instead of writing them again. Steps that others refer to stay until none does. An int
+            is how many saves in a row may refer to a tensor before it is written anew; True is 32.
+            The first save of a process writes everything. `handle.bytes` says what was written.
         run_id: name of this run in shared memory. A process that is killed leaves its last staged
             snapshot there, and the next processes with the same root and run id adopt it when
             they restore. Jobs that share a root need one each; object stores need one to adopt.
@@ -121,6 +121,7 @@ class Checkpointer:
         stage_ranks: Sequence[int] | None = None,
         recopies: int = 2,
         single_writer: bool = False,
+        compress: Literal["planes-zstd"] | None = None,
         delta: bool | int = False,
         run_id: str | None = None,
         shm_dir: str | os.PathLike[str] | None = None,
@@ -159,7 +160,7 @@ class Checkpointer:
             run_id=run_id,
             shm_dir=None if shm_dir is None else os.fspath(shm_dir),
             single_writer=single_writer,
-            delta_saves_max=delta_saves_max(delta),
+            **packing(compress, delta),
             storage_options=storage_options,
             store=store,
         )

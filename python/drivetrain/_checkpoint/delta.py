@@ -1,4 +1,6 @@
-"""How often in a row a save may refer to what an earlier one wrote."""
+"""What a save writes of its tensors: all, what changed, and in which form."""
+
+from typing import Any
 
 from drivetrain._native import InvalidArgument
 
@@ -17,3 +19,10 @@ def delta_saves_max(delta: bool | int) -> int | None:
             f"delta: expected True, False or a number of saves from 1 up, found {delta!r}"
         )
     return delta
+
+
+def packing(compress: str | None, delta: bool | int) -> dict[str, Any]:
+    """Arguments of the engine."""
+    if compress not in (None, "planes-zstd"):
+        raise InvalidArgument(f'compress: expected "planes-zstd" or None, found {compress!r}')
+    return {"compress": compress is not None, "delta_saves_max": delta_saves_max(delta)}

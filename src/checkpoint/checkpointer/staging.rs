@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Checkpointer, SaveOptions};
-use crate::checkpoint::commit::Job;
+use crate::checkpoint::commit::{Job, Packer};
 use crate::checkpoint::layout::step_dir;
 use crate::checkpoint::meet::Tick;
 use crate::checkpoint::plan::TensorIn;
@@ -28,7 +28,8 @@ impl Checkpointer {
             return Ok(planned);
         }
         let room = &self.place.room;
-        let planned = Arc::new(Planned::new(room.rank, room.world_size, tensors)?);
+        let windows = self.place.pack.as_ref().is_some_and(Packer::is_compressing);
+        let planned = Arc::new(Planned::new(room.rank, room.world_size, tensors, windows)?);
         *self.planned.lock() = Some(Arc::clone(&planned));
         Ok(planned)
     }

@@ -19,5 +19,7 @@ pub use names::{
     MANIFEST, PROBE_PREFIX, TENSORS, attempt_dir, check_relative, file_path, is_attempt_dir,
     is_attempt_file, join, parse_step_dir, rank_file, step_dir,
 };
-pub use rank_file::{FileImage, Piece, Placed, RollLimits, Stored, plan_files, plan_packed};
+pub use rank_file::{
+    FileImage, Piece, Placed, RollLimits, Stored, WINDOW_DATA_BYTES_MAX, plan_files, plan_packed,
+};
 pub use table::{decode_table, encode_table};

@@ -20,6 +20,10 @@ const ALIGN_ENTRY_BYTES_MIN: u64 = 1 << 20;
 /// Longest header text that one entry without its name and shape can have.
 const ENTRY_TEXT_BYTES: usize = 160;
 
+/// Data of one file that is compressed in memory before it is written: large enough for the disk,
+/// and a second one could be in work within 256 MiB.
+pub const WINDOW_DATA_BYTES_MAX: u64 = 128 << 20;
+
 /// When to start another file. The format's own limit is a 100 MB header.
 #[derive(Debug, Clone, Copy)]
 pub struct RollLimits {
@@ -27,11 +31,21 @@ pub struct RollLimits {
     pub entries_max: usize,
     /// Header of one file.
     pub header_bytes_max: usize,
+    /// Pieces of one file, with the padding between them; a longer piece has its own file.
+    pub data_bytes_max: u64,
+}
+
+impl RollLimits {
+    /// Files that can be compressed in memory.
+    pub fn windows() -> Self {
+        // Without the padding after the last piece.
+        Self { data_bytes_max: WINDOW_DATA_BYTES_MAX - PAGE_BYTES as u64, ..Self::default() }
+    }
 }
 
 impl Default for RollLimits {
     fn default() -> Self {
-        Self { entries_max: 400_000, header_bytes_max: 90_000_000 }
+        Self { entries_max: 400_000, header_bytes_max: 90_000_000, data_bytes_max: u64::MAX }
     }
 }
 
@@ -96,7 +110,8 @@ pub fn plan_files(rank: u32, pieces: &[Piece], limits: RollLimits) -> Result<Vec
         let text = ENTRY_TEXT_BYTES + 2 * base.len() + 24 * pieces[index].shape.len();
         // Two entries at most come in: the piece and the padding before it.
         let full = file.entries.len() + 2 > limits.entries_max
-            || file.text.len() + ENTRY_TEXT_BYTES + text > limits.header_bytes_max;
+            || file.text.len() + ENTRY_TEXT_BYTES + text > limits.header_bytes_max
+            || file.data_bytes.saturating_add(pieces[index].length) > limits.data_bytes_max;
         if full && !file.entries.is_empty() {
             files.push(file.finish(rank_file(rank, files.len())));
             file = Building::new();
@@ -346,7 +361,8 @@ mod tests {
         let mut part = piece(r#"["w",7]"#, "F32", &[8, 4]);
         part.rect = Rect { offsets: vec![2, 0], extent: vec![3, 4] };
         part.length = 48;
-        let limits = RollLimits { entries_max: 4, header_bytes_max: 10_000 };
+        let roll = RollLimits::default();
+        let limits = RollLimits { entries_max: 4, header_bytes_max: 10_000, ..roll };
         let many: Vec<_> = (0..10).map(|_| part.clone()).collect();
         let images = plan_files(1, &many, limits).unwrap();
         assert!(images.len() > 2);
@@ -357,10 +373,15 @@ mod tests {
         let total: usize = images.iter().map(|i| i.entries.len()).sum();
         assert_eq!(total, 10);
         assert!(images.iter().all(|i| i.entries.len() <= 4));
-        let narrow = RollLimits { entries_max: 100, header_bytes_max: 700 };
+        let narrow = RollLimits { entries_max: 100, header_bytes_max: 700, ..roll };
         for image in plan_files(1, &many, narrow).unwrap() {
             assert!(image.header.len() <= 4096);
         }
+        let short = RollLimits { data_bytes_max: 100, ..roll };
+        let images = plan_files(1, &many, short).unwrap();
+        assert!(images.iter().all(|i| i.entries.len() == 2), "two of 48 bytes");
+        let long = RollLimits { data_bytes_max: 7, ..roll };
+        assert_eq!(plan_files(1, &many, long).unwrap().len(), 10, "each by itself");
     }
 
     #[test]

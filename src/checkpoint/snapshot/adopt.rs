@@ -338,7 +338,7 @@ mod tests {
             pin_rank: None,
         };
         let tensors = [tensor];
-        let planned = Planned::new(place.rank, place.world_size, &tensors).unwrap();
+        let planned = Planned::new(place.rank, place.world_size, &tensors, false).unwrap();
         let text = serde_json::to_vec(identity).unwrap();
         let mut record = Record {
             identity: &text,

@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::image_starts;
 use crate::checkpoint::layout::{Dtype, FileImage, Piece, Placed, RollLimits, plan_files};
-use crate::checkpoint::plan::{Group, TensorIn, plan};
+use crate::checkpoint::plan::{Group, TensorIn, cut_long, plan};
 use crate::checkpoint::rects::Rect;
 use crate::error::{Error, Result};
+
+/// Longest piece of a file that is compressed in memory: several of them share the threads.
+const PIECE_BYTES_MAX: u64 = 32 << 20;
 
 /// Replicated tensors by the ranks that hold them.
 pub type Groups = Vec<(Vec<u32>, Group)>;
@@ -32,10 +35,21 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Plans `rank`'s part of a save.
-    pub fn new(rank: u32, world_size: u32, tensors: &[TensorIn<'_>]) -> Result<Self> {
-        let plan = plan(rank, world_size, tensors)?;
-        let images = plan_files(rank, &plan.pieces, RollLimits::default())?;
+    /// Plans `rank`'s part of a save. `windows` makes pieces and files that can be compressed in
+    /// memory, one after the other.
+    pub fn new(
+        rank: u32,
+        world_size: u32,
+        tensors: &[TensorIn<'_>],
+        windows: bool,
+    ) -> Result<Self> {
+        let mut plan = plan(rank, world_size, tensors)?;
+        let mut limits = RollLimits::default();
+        if windows {
+            limits = RollLimits::windows();
+            plan.pieces = cut_long(plan.pieces, PIECE_BYTES_MAX);
+        }
+        let images = plan_files(rank, &plan.pieces, limits)?;
         let groups: Groups = plan.groups.into_iter().collect();
         let layout = Layout::encode(&images, &plan.pieces, &groups)?;
         let (_, data_bytes) = image_starts(&images);
@@ -156,7 +170,7 @@ mod tests {
     fn a_plan_comes_back_from_its_record() {
         let zeros = vec![0; 20 << 20];
         let tensors = [tensor("a", &[20, 1 << 20], &zeros), tensor("b", &[3], &zeros)];
-        let planned = Planned::new(1, 2, &tensors).unwrap();
+        let planned = Planned::new(1, 2, &tensors, false).unwrap();
         let mut data = vec![0; planned.data_bytes];
         let (starts, _) = image_starts(&planned.images);
         for (image, start) in planned.images.iter().zip(starts) {
@@ -179,7 +193,7 @@ mod tests {
     fn a_plan_holds_for_its_own_tensors_only() {
         let zeros = vec![0; 100];
         let tensors = [tensor("a", &[4, 5], &zeros), tensor("b", &[3], &zeros)];
-        let planned = Planned::new(0, 2, &tensors).unwrap();
+        let planned = Planned::new(0, 2, &tensors, false).unwrap();
         assert!(planned.fits(&tensors));
         assert!(!planned.fits(&tensors[..1]));
         let wrong: [fn(&mut TensorIn<'_>); 5] = [

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::fate::Decided;
-use crate::checkpoint::layout::{Chunk, FileRecord, Piece, RAW_CODEC};
+use crate::checkpoint::layout::{Chunk, FileRecord, Piece};
 
 /// A chunk of a committed step.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl Kept {
             start: chunk.start,
             length: chunk.length,
             crc32c: chunk.crc32c,
-            codec: RAW_CODEC,
+            codec: one.codec(),
         }
     }
 }

@@ -1,16 +1,22 @@
 //! What becomes of each chunk of an image.
 
+use bytes::Bytes;
+
 use super::book::{Book, Kept, hash_of, key_of};
+use super::compress::{compress, fits_memory};
 use super::image::Image;
 use super::{Packed, Packer};
 use crate::checkpoint::commit::Job;
-use crate::checkpoint::layout::{Piece, Placed};
+use crate::checkpoint::layout::{PLANES_CODEC, Piece, Placed, RAW_CODEC};
+use crate::error::Result;
 
 /// What becomes of a chunk.
 #[derive(Debug)]
 pub enum Fate {
     /// It is written as it is.
     Raw,
+    /// It is written compressed: the stored form.
+    Packed(Bytes),
     /// It lies in an earlier step, which is referred to.
     Refer(Box<Kept>),
 }
@@ -29,6 +35,22 @@ pub struct Decided<'a> {
     pub fate: Fate,
 }
 
+impl Decided<'_> {
+    /// How it is stored.
+    pub fn codec(&self) -> &'static str {
+        match &self.fate {
+            Fate::Raw => RAW_CODEC,
+            Fate::Packed(_) => PLANES_CODEC,
+            Fate::Refer(kept) => kept.codec,
+        }
+    }
+
+    /// Bytes of its compressed form, if it has one.
+    pub fn packed(&self) -> Option<&Bytes> {
+        if let Fate::Packed(bytes) = &self.fate { Some(bytes) } else { None }
+    }
+}
+
 impl Packer {
     /// Decides for every chunk of an image.
     pub fn decide<'a>(
@@ -36,7 +58,7 @@ impl Packer {
         job: &'a Job,
         image: &Image<'a>,
         packed: &mut Packed,
-    ) -> Vec<Decided<'a>> {
+    ) -> Result<Vec<Decided<'a>>> {
         let book = self.book.lock();
         let mut found = Vec::with_capacity(image.plan.entries.len());
         for (position, entry) in image.plan.entries.iter().enumerate() {
@@ -55,7 +77,11 @@ impl Packer {
             };
             found.push(Decided { entry, position, piece, index, identity, fate });
         }
-        found
+        drop(book);
+        if self.is_compressing() && fits_memory(image.plan) {
+            compress(&mut found, image.bytes)?;
+        }
+        Ok(found)
     }
 
     /// Where a chunk lies already, as it is after one more save that refers to it.

@@ -38,7 +38,7 @@ pub async fn write_packed(
     packer: &Packer,
     packed: &mut Packed,
 ) -> Result<OpenFile> {
-    let decided = packer.decide(job, &staged, packed);
+    let decided = packer.decide(job, &staged, packed)?;
     let mut chunks = Vec::new();
     for one in &decided {
         let Fate::Refer(kept) = &one.fate else { continue };
@@ -67,10 +67,11 @@ pub async fn write_packed(
         }
     }
     let writer = unless_failed(store, &path, writer, written).await?;
-    let (record, own) = sums.record(plan, &job.pieces, folders, rank);
+    let (record, mut own) = sums.record(plan, &job.pieces, folders, rank);
     packed.tally.written_bytes += record.size_bytes;
     let file = Arc::new(record.clone());
-    for (one, chunk) in source.decided().zip(&own) {
+    for (one, chunk) in source.decided().zip(&mut own) {
+        chunk.codec = one.codec().into();
         packed.keep(one, Kept::written(one, job.step, &file, chunk));
     }
     chunks.extend(own);
@@ -91,14 +92,18 @@ fn referring(piece: &Piece, kept: &Kept) -> Chunk {
     }
 }
 
-/// The plan of a file without the chunks that lie elsewhere; `None` if there are none such.
+/// The plan of a file without the chunks that lie elsewhere, and of compressed ones; `None` if all
+/// are written as they are.
 fn left_of(image: &FileImage, decided: &[Decided<'_>]) -> Result<Option<FileImage>> {
     let stored: Vec<_> = decided
         .iter()
-        .filter(|one| matches!(one.fate, Fate::Raw))
-        .map(|one| Stored { index: one.index, piece: one.piece, packed: None })
+        .filter(|one| !matches!(one.fate, Fate::Refer(_)))
+        .map(|one| {
+            let packed = one.packed().map(|bytes| bytes.len() as u64);
+            Stored { index: one.index, piece: one.piece, packed }
+        })
         .collect();
-    if stored.len() == decided.len() {
+    if stored.len() == decided.len() && stored.iter().all(|one| one.packed.is_none()) {
         return Ok(None);
     }
     plan_packed(&image.name, &stored).map(Some)
@@ -122,22 +127,23 @@ impl<'a> Source<'a> {
         self.by_piece.get(&piece?).copied()
     }
 
-    /// Checksums of the header and of the entries: staging knows most.
+    /// Checksums of the header and of the entries: staging knows those of what is not compressed.
     fn sums(&self) -> Vec<u32> {
         let header = std::iter::once(crc32c(&self.plan.header));
-        let entries = self.plan.entries.iter().map(|entry| match self.of(entry.piece) {
-            Some(one) => self
-                .staged
-                .sums
-                .get(1 + one.position)
-                .copied()
-                .unwrap_or_else(|| crc32c(bytes_of(self.staged.bytes, one.entry))),
-            None => crc32c(&ZEROS[..entry.length as usize % PAGE_BYTES]),
+        let entries = self.plan.entries.iter().map(|entry| {
+            let Some(one) = self.of(entry.piece) else {
+                return crc32c(&ZEROS[..entry.length as usize % PAGE_BYTES]);
+            };
+            if let Some(bytes) = one.packed() {
+                return crc32c(bytes);
+            }
+            let known = self.staged.sums.get(1 + one.position).copied();
+            known.unwrap_or_else(|| crc32c(bytes_of(self.staged.bytes, one.entry)))
         });
         header.chain(entries).collect()
     }
 
-    /// The file's bytes, in stretches as long as can be.
+    /// The file's bytes, in stretches of the staged image as long as can be.
     fn slices(&self) -> Vec<Bytes> {
         let mut found = vec![Bytes::copy_from_slice(&self.plan.header)];
         let mut open: Range<usize> = 0..0;
@@ -148,18 +154,22 @@ impl<'a> Source<'a> {
             *open = 0..0;
         };
         for entry in &self.plan.entries {
-            let Some(one) = self.of(entry.piece) else {
-                close(&mut open, &mut found);
-                found.push(Bytes::from_static(&ZEROS[..entry.length as usize % PAGE_BYTES]));
-                continue;
+            let one = self.of(entry.piece);
+            let own = match one {
+                Some(one) => one.packed().cloned(),
+                None => Some(Bytes::from_static(&ZEROS[..entry.length as usize % PAGE_BYTES])),
             };
-            let (from, to) =
-                (one.entry.start as usize, (one.entry.start + one.entry.length) as usize);
-            if open.end != from || open.start == open.end {
+            if let Some(bytes) = own {
                 close(&mut open, &mut found);
-                open.start = from;
+                found.push(bytes);
+            } else if let Some(one) = one {
+                let from = one.entry.start as usize;
+                if open.end != from || open.start == open.end {
+                    close(&mut open, &mut found);
+                    open.start = from;
+                }
+                open.end = from + one.entry.length as usize;
             }
-            open.end = to;
         }
         close(&mut open, &mut found);
         found

@@ -1,5 +1,5 @@
 //! What is really written of a staged image: chunks that are what the last save left are referred
-//! to instead.
+//! to instead, others are compressed where that is worth it.
 //!
 //! Without these options nothing of this runs, and images are written as they were staged.
 //!
@@ -7,10 +7,12 @@
 //! |---|---|
 //! | `book` | where chunks lie since the last commit, by what they are |
 //! | `fate` | what becomes of each chunk of an image |
+//! | `compress` | compresses the chunks of an image |
 //! | `image` | writes the file that holds what is left |
 //! | `hold` | referred steps stay until the manifest says so |
 
 mod book;
+mod compress;
 mod fate;
 mod hold;
 mod image;
@@ -34,12 +36,15 @@ pub struct PackOptions {
     /// Refer to chunks that have not changed since the last save instead of writing them again; a
     /// chunk is written anew at the latest after so many saves that referred to it.
     pub delta_saves_max: Option<u32>,
+    /// Compress chunks by [the codec](crate::checkpoint::codec), each if samples of it say that it
+    /// is worth it. Pieces and files are then small enough to be compressed in memory.
+    pub compress: bool,
 }
 
 impl PackOptions {
     /// Whether anything differs from writing images as they are.
     pub fn is_any(&self) -> bool {
-        self.delta_saves_max.is_some()
+        self.delta_saves_max.is_some() || self.compress
     }
 
     /// Refuses numbers that make no sense.
@@ -90,6 +95,11 @@ impl Packer {
     /// Whether later steps may refer to what is written.
     pub fn is_delta(&self) -> bool {
         self.options.delta_saves_max.is_some()
+    }
+
+    /// Whether images must be small.
+    pub fn is_compressing(&self) -> bool {
+        self.options.compress
     }
 
     /// Takes over what a save has packed, or forgets all: after a failure nobody knows whether the
