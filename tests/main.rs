@@ -7,6 +7,7 @@ mod ckpt_cli;
 mod commit;
 mod commit_faults;
 mod compressed;
+mod compressed_saves;
 mod data_cli;
 mod delta;
 mod fault_matrix;

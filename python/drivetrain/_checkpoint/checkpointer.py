@@ -93,10 +93,9 @@ class Checkpointer:
             ever writes here.
         compress: "planes-zstd" stores numbers by byte planes, those with a pattern entropy-coded,
             in the background; per tensor and only where samples say that it is worth it.
-        delta: refer to tensors that have not changed since the last save of this checkpointer
-            instead of writing them again. Steps that others refer to stay until none does. An int
-            is how many saves in a row may refer to a tensor before it is written anew; True is 32.
-            The first save of a process writes everything. `handle.bytes` says what was written.
+        delta: refer to what has not changed since the last save instead of writing it again; steps
+            that are referred to stay. An int is how many saves in a row may refer to a tensor, True
+            is 32. A process's first save writes everything; `handle.bytes` says what was written.
         run_id: name of this run in shared memory. A process that is killed leaves its last staged
             snapshot there, and the next processes with the same root and run id adopt it when
             they restore. Jobs that share a root need one each; object stores need one to adopt.
