@@ -20,7 +20,7 @@ use crate::commit::{BLOCKING, Owned, alone, local, on_all, read, save, save_with
 const HOUR: Duration = Duration::from_hours(1);
 /// Bytes of the frozen tensor and of the one that is trained.
 const BACKBONE: i64 = 3 << 19;
-const HEAD: i64 = 3000;
+const HEAD: i64 = 5000;
 /// A rank file's header fits a page here.
 const PAGE: u64 = 4096;
 
@@ -64,7 +64,11 @@ fn a_frozen_backbone_is_written_once() {
     }
     assert_eq!(rank_bytes(dir.path(), 1), PAGE + (BACKBONE + HEAD + 1) as u64);
     for step in [2, 3] {
-        assert_eq!(rank_bytes(dir.path(), step), PAGE + HEAD as u64);
+        assert_eq!(
+            rank_bytes(dir.path(), step),
+            PAGE + HEAD as u64 + 1,
+            "less than a page is, too"
+        );
         let said = manifest(dir.path(), step);
         assert_eq!(said.refers_to, [1], "where the bytes are, not the save before");
         assert_eq!(said.referred.len(), 1);
@@ -78,14 +82,14 @@ fn a_frozen_backbone_is_written_once() {
         assert_eq!([refs("backbone"), refs("head")], [elsewhere, None]);
     }
     // All of it as before: no rank file at all.
-    save(&ckpt, 4, &tune(3)).unwrap();
+    save(&ckpt, 4, &tune(3)[..2]).unwrap();
     assert_eq!(rank_bytes(dir.path(), 4), 0);
     assert_eq!(manifest(dir.path(), 4).refers_to, [1, 3]);
-    whole(&ckpt, 4, &tune(3));
+    whole(&ckpt, 4, &tune(3)[..2]);
     assert!(!walk(dir.path()).keys().any(|f| f.contains("referring")), "no mark stays");
     // Whoever knows nothing of deltas reads it, too.
     ckpt.close().unwrap();
-    whole(&alone(dir.path(), Options::default()), 4, &tune(3));
+    whole(&alone(dir.path(), Options::default()), 4, &tune(3)[..2]);
 }
 
 #[test]
@@ -99,8 +103,8 @@ fn what_the_save_came_to_is_told() {
     handle.wait(HOUR).unwrap();
     let tally = handle.tally().unwrap();
     assert_eq!(tally.raw_bytes, (BACKBONE + HEAD + 1) as u64);
-    assert_eq!(tally.referred_bytes, BACKBONE as u64 + 1);
-    assert_eq!(tally.written_bytes, PAGE + HEAD as u64);
+    assert_eq!(tally.referred_bytes, BACKBONE as u64);
+    assert_eq!(tally.written_bytes, PAGE + HEAD as u64 + 1);
     let plain = alone(&dir.path().join("plain"), Options::default());
     let handle = plain.save(1, &inputs, "{}", "{}", SaveOptions::default()).unwrap();
     handle.wait(HOUR).unwrap();
@@ -115,16 +119,16 @@ fn bytes_that_changed_back_or_moved_are_told_from_those_that_did_not() {
     save(&ckpt, 1, &state).unwrap();
     state[0].data[1_000_000] ^= 1;
     save(&ckpt, 2, &state).unwrap();
-    assert_eq!(rank_bytes(dir.path(), 2), PAGE + BACKBONE as u64);
+    assert_eq!(rank_bytes(dir.path(), 2), PAGE + BACKBONE as u64 + 1);
     whole(&ckpt, 2, &state);
     // As step 1 was: but the save before it was another.
     state[0].data[1_000_000] ^= 1;
     save(&ckpt, 3, &state).unwrap();
-    assert_eq!(rank_bytes(dir.path(), 3), PAGE + BACKBONE as u64);
+    assert_eq!(rank_bytes(dir.path(), 3), PAGE + BACKBONE as u64 + 1);
     // The same bytes as another shape are another tensor.
     state[0] = Owned::whole("backbone", &[BACKBONE / 2048, 2048], 7);
     save(&ckpt, 4, &state).unwrap();
-    assert_eq!(rank_bytes(dir.path(), 4), PAGE + BACKBONE as u64);
+    assert_eq!(rank_bytes(dir.path(), 4), PAGE + BACKBONE as u64 + 1);
     whole(&ckpt, 4, &state);
 }
 
@@ -306,7 +310,7 @@ fn ranks_refer_each_to_its_own_and_any_world_reads() {
 
 /// The same, small: for many saves.
 fn little(step: i64) -> Vec<Owned> {
-    vec![Owned::whole("w", &[300, 7], 7), Owned::whole("head", &[30], 1000 + step as u64)]
+    vec![Owned::whole("w", &[300, 70], 7), Owned::whole("head", &[30], 1000 + step as u64)]
 }
 
 /// Steps 1 and 2, of which the second refers to the first.

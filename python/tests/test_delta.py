@@ -50,7 +50,7 @@ def test_a_fine_tune_writes_its_head(tmp_path):
                 model["head"].weight += step
             handle = ckpt.save(step, {"model": model}, rng=False)
             handle.wait()
-            referred = FROZEN + 4 if step > 1 else 0  # the bias of the head never changes
+            referred = FROZEN if step > 1 else 0  # the head's bias never changes, but is tiny
             assert handle.bytes.raw == FROZEN + TRAINED
             assert handle.bytes.referred == referred
             assert handle.bytes.written == HEADER + FROZEN + TRAINED - referred

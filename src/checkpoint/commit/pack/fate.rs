@@ -9,6 +9,10 @@ use super::{Packed, Packer};
 use crate::checkpoint::commit::Job;
 use crate::checkpoint::layout::{PLANES_CODEC, Piece, Placed, RAW_CODEC};
 use crate::error::Result;
+use crate::memory::PAGE_BYTES;
+
+/// Shorter chunks are always written: a reference would keep a whole step for less than a page.
+const REFER_BYTES_MIN: u64 = PAGE_BYTES as u64;
 
 /// What becomes of a chunk.
 #[derive(Debug)]
@@ -66,7 +70,8 @@ impl Packer {
             let Some(piece) = job.pieces.get(index) else { continue };
             let bytes = bytes_of(image.bytes, entry);
             packed.tally.raw_bytes += entry.length;
-            let identity = self.is_delta().then(|| (key_of(piece), hash_of(bytes)));
+            let refers = self.is_delta() && entry.length >= REFER_BYTES_MIN;
+            let identity = refers.then(|| (key_of(piece), hash_of(bytes)));
             let kept = identity.and_then(|identity| self.unchanged(&book, job.step, identity));
             let fate = match kept {
                 Some(kept) => {
