@@ -1,8 +1,8 @@
 //! CPU time of compressing and decoding checkpoint chunks on one thread, as JSON lines: GB of raw
 //! bytes per second, the stored share, and what a plain copy of the same bytes takes.
 //!
-//! `cargo bench --bench codec`. Values are normal numbers as trained weights have them, and the
-//! state of an Adam that has seen a thousand normal gradients of each parameter's own scale.
+//! `cargo bench --bench codec`, or `… -- FILE DTYPE` for the bytes of a file. Values are normal numbers as trained weights have them, and the
+//! state of an Adam that has seen 200 normal gradients of each parameter's own scale.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
@@ -38,7 +38,7 @@ fn speed(bytes: usize, mut pass: impl FnMut()) -> f64 {
     bytes as f64 / samples[ROUNDS / 2] / 1e9
 }
 
-/// Normal numbers: splitmix64, and the sum of eight bytes, which is close enough for exponents.
+/// Normal numbers: splitmix64, and Box and Muller.
 struct Normal(u64);
 
 impl Normal {
@@ -101,6 +101,11 @@ fn report(name: &str, dtype: &str, raw: &[u8]) {
 }
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    if let [file, dtype] = arguments.as_slice() {
+        report("file", dtype, &std::fs::read(file).unwrap());
+        return;
+    }
     let mut normal = Normal(1);
     let weights: Vec<f32> = (0..NUMBERS).map(|_| 0.02 * normal.next()).collect();
     let bf16 = |n: &f32| half::bf16::from_f32(*n);

@@ -1,7 +1,7 @@
 """Runs contenders in fresh processes, rounds interleaved, one JSON line per (round, contender).
 
-harness.py images|lidar|checkpoint|checkpoint2|many --work DIR [--rounds 9] [--seconds 5]
-           [--only REGEX] [--out FILE]
+harness.py images|lidar|checkpoint|checkpoint2|many|compression --work DIR [--rounds 9]
+           [--seconds 5] [--only REGEX] [--out FILE]
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import time
 
 import checkpoint_timing
+import compressing
 import dataset
 import loading
 import psutil
@@ -114,7 +115,9 @@ def time_loading(args, make):
 
 def child(args):
     make = registry.CONTENDERS[args.workload][args.child]
-    if args.workload in CHECKPOINTS:
+    if args.workload == "compression":
+        result = compressing.time_contender(args.work, make)
+    elif args.workload in CHECKPOINTS:
         result = checkpoint_timing.time_contender(args.work, make)
     else:
         result = time_loading(args, make)
@@ -158,7 +161,9 @@ def main():
     args.work.mkdir(parents=True, exist_ok=True)
     if args.child:
         child(args)
-    if args.workload not in CHECKPOINTS:
+    if args.workload == "compression":
+        compressing.prepare(args.work)
+    elif args.workload not in CHECKPOINTS:
         _, plan = dataset.make(args.work)
         loading.prepare(args.work, plan, args.workload)
     names = [n for n in registry.CONTENDERS[args.workload] if re.search(args.only, n)]

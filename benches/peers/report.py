@@ -9,6 +9,7 @@ import random
 import statistics
 import sys
 
+import compressing
 from registry import OURS
 
 RESAMPLES = 10_000
@@ -28,6 +29,10 @@ FIGURES = {
     "save_extra_mib": ("extra memory, save", "MiB", False),
     "load_extra_mib": ("extra memory, load", "MiB", False),
 }
+for _name in compressing.FILES:
+    FIGURES[f"{_name}_share"] = (f"{_name}: stored share", "", False)
+    FIGURES[f"{_name}_encode_gb_s"] = (f"{_name}: encode, GB per CPU s", "GB/s", True)
+    FIGURES[f"{_name}_decode_gb_s"] = (f"{_name}: decode, GB per CPU s", "GB/s", True)
 
 
 def interval(ratios):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the peer benchmarks: run.sh [images] [lidar] [checkpoint] [checkpoint2] [many]; ROUNDS, WORK
-# and SECONDS_PER_RUN adjust it.
+# Runs the peer benchmarks: run.sh [images] [lidar] [checkpoint] [checkpoint2] [many] [compression];
+# ROUNDS, WORK and SECONDS_PER_RUN adjust it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scripts/setup.sh
@@ -23,7 +23,8 @@ fi
     target/wheels/drivetrain-*.whl
 work=${WORK:-target/peers}
 mkdir -p "$work" $here/results
-for workload in "${@:-images lidar checkpoint checkpoint2 many}"; do
+case "${*:-compression}" in *compression*) cargo bench --quiet --bench codec --no-run ;; esac
+for workload in "${@:-images lidar checkpoint checkpoint2 many compression}"; do
     for name in $workload; do
         $venv/bin/python $here/harness.py "$name" --work "$work" --rounds "${ROUNDS:-9}" \
             --seconds "${SECONDS_PER_RUN:-5}" --out "$here/results/$name.jsonl"
