@@ -268,15 +268,21 @@ impl OpenStep {
         self.manifest.files.iter().map(|f| f.size_bytes).sum()
     }
 
-    /// Bytes that a rank has staged for it, about: its files, and its chunks that lie elsewhere.
+    /// Bytes that a rank has staged for it, about: its files, what compression left out of them, and
+    /// its chunks that lie elsewhere.
     pub(super) fn rank_bytes(&self, rank: u32) -> u64 {
         let files = self.manifest.files.iter().filter(|file| file.rank == rank);
         let own: u64 = files.map(|file| file.size_bytes).sum();
-        let elsewhere = self.tensors.values().flatten().filter(|chunk| {
-            let file = self.manifest.file_of(chunk.step_ref, &chunk.file);
-            chunk.step_ref.is_some() && file.is_some_and(|file| file.rank == rank)
+        let others = self.tensors.values().flatten().filter(|chunk| {
+            let is_other = chunk.step_ref.is_some() || !chunk.is_raw();
+            let file = || self.manifest.file_of(chunk.step_ref, &chunk.file);
+            is_other && file().is_some_and(|file| file.rank == rank)
         });
-        own + elsewhere.map(|chunk| chunk.length).sum::<u64>()
+        let missing = |chunk: &Chunk| match chunk.step_ref {
+            Some(_) => chunk.raw_bytes(),
+            None => chunk.raw_bytes().saturating_sub(chunk.length),
+        };
+        own + others.map(missing).sum::<u64>()
     }
 
     /// Bytes of the files of other steps that it refers to.
