@@ -203,6 +203,11 @@ impl Runs {
         })
     }
 
+    /// The one run of a box that is wanted as it is stored.
+    pub fn all(bytes: u64) -> Self {
+        Self { run_bytes: bytes, count: 1, outer: Vec::new(), source_base: 0, target_base: 0 }
+    }
+
     /// The same runs when both boxes start this many bytes later.
     pub fn shifted(mut self, source_bytes: u64, target_bytes: u64) -> Self {
         self.source_base += source_bytes;

@@ -129,3 +129,12 @@ proptest! {
         prop_assert_eq!(got, common);
     }
 }
+
+#[test]
+fn a_box_that_is_wanted_as_it_is_stored_is_one_run() {
+    for extent in [vec![], vec![1], vec![5], vec![2, 3, 4], vec![7, 1]] {
+        let elements: i64 = extent.iter().product();
+        let same = Rect { offsets: vec![3; extent.len()], extent };
+        assert_eq!(Runs::between(&same, &same, 4), Some(Runs::all(4 * elements as u64)));
+    }
+}

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from json.encoder import encode_basestring
 from math import prod
 from typing import Any
@@ -125,15 +125,8 @@ def find(
     return Found(block, columns.tensors, addresses)
 
 
-@cache
-def _classes() -> tuple[frozenset[type], Any]:
-    import torch
-
-    return frozenset((torch.Tensor, torch.nn.Parameter)), torch._C.TensorBase
-
-
 def _columns(tree: dict[Key, Any], depth: int) -> _Columns | None:
-    classes, base = _classes()
+    classes, base = dtypes.plain_classes(), dtypes.loaded("torch").Tensor
     skeleton: list[Any] = []
     tensors: list[Any] = []
     if not _collect(tree, classes, skeleton, tensors, depth) or not tensors:

@@ -61,6 +61,14 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+@cache
+def plain_classes() -> frozenset[type]:
+    """The classes of tensors that are no more than their elements; needs torch."""
+    import torch
+
+    return frozenset((torch.Tensor, torch.nn.Parameter))
+
+
 def is_array(value: Any) -> bool:
     """True for numpy arrays, without importing numpy."""
     numpy = loaded("numpy")

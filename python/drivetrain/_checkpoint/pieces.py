@@ -6,6 +6,7 @@ the save and the restore see only its answer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from drivetrain._checkpoint import dtypes, spread
@@ -87,6 +88,8 @@ def describe(value: Any, rank: int, world_size: int, path: Path) -> Place | None
     Raises `Unsupported` for tensors without plain elements (sparse, meta, nested, quantized, lazy
     ones and tensor subclasses that wrap others), `InvalidArgument` for a mesh that does not fit.
     """
+    if is_plain(value):
+        return Place(value.detach(), tuple(value.shape), (0,) * value.dim(), None)
     if isinstance(value, Sharded):
         return _of_sharded(value, rank, world_size, path)
     if dtypes.is_array(value):
@@ -99,6 +102,25 @@ def describe(value: Any, rank: int, world_size: int, path: Path) -> Place | None
         return _of_dtensor(value, world_size, path)
     check_plain(value, path)
     return Place(value.detach(), tuple(value.shape), (0,) * value.dim(), None)
+
+
+def is_plain(value: Any) -> bool:
+    """True for tensors that certainly have plain elements: the usual ones, at little cost."""
+    return (
+        dtypes.loaded("torch") is not None
+        and type(value) in dtypes.plain_classes()
+        and (value.is_cpu or value.is_cuda)
+        and value.layout is _strided()
+        and not value.is_nested
+        and not value.is_quantized
+    )
+
+
+@cache
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
 
 
 def is_dtensor(value: Any) -> bool:

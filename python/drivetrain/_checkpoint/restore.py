@@ -173,11 +173,16 @@ class Restore:
 
         def read() -> None:
             self.touched = True
-            plans[0].read()
+            with paused_collector():
+                plans[0].read()
+
+        def apply() -> None:
+            with paused_collector():
+                plans[0].apply()
 
         good = self._phase(step, "plan", prepare)
         good = good and self._phase(step, "read", read)
-        good = good and self._phase(step, "apply", lambda: plans[0].apply())
+        good = good and self._phase(step, "apply", apply)
         return plans[0] if good else None
 
     def _plan(self, opened: _native.OpenStep, strict: bool) -> Plan:

@@ -15,7 +15,8 @@ use futures::stream::{self, FuturesUnordered};
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 
-use super::packed::{Place, Table, Unpacker, is_short, table, wanted};
+use super::needs::{Need, needs};
+use super::packed::{Place, Table, Unpacker, is_short, table};
 use super::windows::{Part, WINDOW_BYTES_MAX, Wanted, Window, windows};
 use super::{OLDER, OpenStep};
 use crate::checkpoint::codec::Index;
@@ -114,40 +115,6 @@ impl Memory {
     }
 }
 
-/// A chunk that is read, and where its bytes go.
-struct Need<'s> {
-    chunk: &'s Chunk,
-    uses: Vec<(usize, Runs)>,
-    /// Of a compressed chunk that comes in more than one part.
-    table: Option<Table>,
-    /// Checksums of the parts seen so far, by their start.
-    sums: Mutex<BTreeMap<u64, (u32, u64)>>,
-}
-
-impl Need<'_> {
-    fn is_shared(&self, sharing: Sharing) -> bool {
-        let used: u64 = self.uses.iter().map(|(_, runs)| runs.run_bytes * runs.count).sum();
-        match sharing {
-            Sharing::Alone => false,
-            Sharing::Partial => used < self.chunk.raw_bytes(),
-            Sharing::All => true,
-        }
-    }
-
-    /// What is to be read of the chunk.
-    fn wanted(&self, id: usize) -> Vec<Wanted> {
-        if let Some(table) = &self.table {
-            return wanted(id, self.chunk, &table.index);
-        }
-        let (start, whole) = (self.chunk.start, !self.chunk.is_raw());
-        vec![Wanted { id, start, end: start + self.chunk.length, whole }]
-    }
-
-    fn named(&self, step: &OpenStep) -> String {
-        format!("{}, tensor {}", step.path_of(self.chunk), self.chunk.path)
-    }
-}
-
 pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>, sharing: Sharing) -> Result<()> {
     let mut needs = needs(step, &targets)?;
     let memory: Vec<_> = targets
@@ -163,7 +130,7 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>, sharing: Sharing) -> Resu
     let files = block_on(open_files(step, &names))??;
     for (id, table) in block_on(read_tables(step, &files, &by_file, &needs))?? {
         let end = needs[id].chunk.start + needs[id].chunk.length;
-        needs[id].sums.lock().insert(end - table.sum.1, table.sum);
+        needs[id].passed(end - table.sum.1, table.sum);
         needs[id].table = Some(table);
     }
     let wanted = |ids: Vec<usize>| ids.into_iter().flat_map(|id| needs[id].wanted(id)).collect();
@@ -185,7 +152,7 @@ pub fn fill(step: &OpenStep, targets: Vec<Target<'_>>, sharing: Sharing) -> Resu
     if let Some(error) = crew.error.into_inner() {
         return Err(error);
     }
-    needs.iter().try_for_each(|need| check_sum(step, need))
+    needs.iter().try_for_each(|need| need.check_sum(step))
 }
 
 /// Memory for the windows that are in flight. It is mapped when the first is read: what the page
@@ -195,65 +162,6 @@ fn buffers(step: &OpenStep) -> Arena {
     let hooks = if local { ring_hook().into_iter().collect() } else { Vec::new() };
     let limit_bytes = THREADS_MAX * DEPTH * WINDOW_BYTES_MAX as usize;
     Arena::with_options(ArenaOptions { limit_bytes, huge_pages: true, warm: true, hooks })
-}
-
-/// Which chunks the targets need, after proving that they cover each target exactly once.
-fn needs<'s>(step: &'s OpenStep, targets: &[Target<'_>]) -> Result<Vec<Need<'s>>> {
-    let mut needs: BTreeMap<(&str, usize), Need<'s>> = BTreeMap::new();
-    for (t, target) in targets.iter().enumerate() {
-        let Some((path, chunks)) = step.tensors.get_key_value(&target.path) else {
-            return Err(Error::NotFound {
-                what: format!("tensor {} in step {}", target.path, step.manifest.step),
-                advice: "compare the names with `drivetrain ckpt inspect`".into(),
-            });
-        };
-        let dtype = check_target(target, &chunks[0])?;
-        let rects: Vec<_> = chunks.iter().map(Chunk::rect).collect();
-        prove(&target.shape, &target.rect, &rects).map_err(|fault| {
-            let list =
-                |rects: &[Rect]| rects.iter().map(Rect::describe).collect::<Vec<_>>().join(" ");
-            let found =
-                format!("missing {}; more than once {}", list(&fault.missing), list(&fault.twice));
-            let file = format!("{}, tensor {}", step.folder, target.path);
-            Error::corrupt(file, 0, "each element in exactly one chunk", found, OLDER)
-        })?;
-        for (c, chunk) in chunks.iter().enumerate() {
-            let runs = moves(&target.shape, &rects[c], &target.rect, dtype.bytes);
-            if runs.is_empty() {
-                continue;
-            }
-            needs
-                .entry((path, c))
-                .or_insert_with(|| Need {
-                    chunk,
-                    uses: Vec::new(),
-                    table: None,
-                    sums: Mutex::default(),
-                })
-                .uses
-                .extend(runs.into_iter().map(|r| (t, r)));
-        }
-    }
-    Ok(needs.into_values().collect())
-}
-
-fn check_target(target: &Target<'_>, stored: &Chunk) -> Result<Dtype> {
-    let dtype = Dtype::named(&target.dtype)?;
-    let what = || format!("tensor {}", target.path);
-    if (&target.dtype, &target.shape) != (&stored.dtype, &stored.shape) {
-        let expected = format!("{} {:?} as stored", stored.dtype, stored.shape);
-        return Err(Error::invalid(
-            what(),
-            expected,
-            format!("{} {:?}", target.dtype, target.shape),
-        ));
-    }
-    let bytes = shape_bytes(&target.rect.extent, dtype);
-    if !fits(&target.rect, &target.shape) || bytes != Some(target.data.len() as u64) {
-        let found = format!("{} bytes for {}", target.data.len(), target.rect.describe());
-        return Err(Error::invalid(what(), "memory for a rectangle inside the tensor", found));
-    }
-    Ok(dtype)
 }
 
 /// A file, opened around the page cache and through it.
@@ -436,10 +344,7 @@ impl Crew<'_> {
             sum.update(piece);
             at += piece.len() as u64;
         }
-        self.needs[part.id]
-            .sums
-            .lock()
-            .insert(part.start, (sum.finalize() as u32, at - part.start));
+        self.needs[part.id].passed(part.start, (sum.finalize() as u32, at - part.start));
         at
     }
 
@@ -507,7 +412,7 @@ impl Crew<'_> {
             let from = (part.start - start) as usize;
             let part_bytes = &bytes[from..from + (part.end - part.start) as usize];
             let sum = (crc32c(part_bytes), part_bytes.len() as u64);
-            need.sums.lock().insert(part.start, sum);
+            need.passed(part.start, sum);
             let (low, high) = (part.start - need.chunk.start, part.end - need.chunk.start);
             if need.chunk.is_raw() {
                 self.place(need).take(low..high, part_bytes);
@@ -565,19 +470,4 @@ impl Place for Uses<'_> {
             });
         }
     }
-}
-
-fn check_sum(step: &OpenStep, need: &Need<'_>) -> Result<()> {
-    let sums = need.sums.lock();
-    let found = sums.values().fold(0, |sum, &(part, bytes)| crc32c_join(sum, part, bytes));
-    if found == need.chunk.crc32c {
-        return Ok(());
-    }
-    Err(Error::corrupt(
-        need.named(step),
-        need.chunk.start,
-        format!("crc32c {:08x}", need.chunk.crc32c),
-        format!("{found:08x}"),
-        OLDER,
-    ))
 }

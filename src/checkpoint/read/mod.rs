@@ -3,6 +3,7 @@
 pub mod attempts;
 mod diff;
 mod fill;
+mod needs;
 mod packed;
 mod verify;
 mod windows;
