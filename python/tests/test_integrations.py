@@ -169,6 +169,66 @@ def test_hugging_face_saves_and_continues(tmp_path):
     assert same(begun[1][1], first.model.state_dict())
 
 
+class Noted(Regression):
+    """Notes the samples that it is trained on; dropout shows whether generators go on."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen, self.dropout = seen, torch.nn.Dropout(0.3)
+
+    def forward(self, x, labels):
+        if self.training:
+            self.seen.append(x[:, 0].tolist())
+        return super().forward(self.dropout(x), labels)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_hugging_face_goes_on_with_the_very_samples(tmp_path, accumulation):
+    """Interrupted in the second and third epoch, against a run that was not."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from drivetrain.integrations.huggingface import CheckpointCallback
+
+    def train(steps, root, stop=None):
+        class Stop(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **live):
+                control.should_training_stop |= state.global_step == stop
+
+        seen = []
+        args = transformers.TrainingArguments(
+            output_dir=str(tmp_path / "hf"),
+            max_steps=steps,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=accumulation,
+            save_steps=1,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_only_model=True,
+            learning_rate=0.01,
+        )
+        torch.manual_seed(5)
+        trainer = transformers.Trainer(
+            Noted(seen),
+            args,
+            train_dataset=Batches(),
+            callbacks=[CheckpointCallback(root, keep=dt.Keep(last=2)), Stop()],
+        )
+        trainer.train()
+        return trainer, seen
+
+    per_epoch = 8 // accumulation
+    steps, stops = per_epoch * 3 + 2, [per_epoch + 3, per_epoch * 2 + 1, None]
+    whole, want = train(steps, tmp_path / "whole")
+    got = []
+    for stop in stops:
+        trainer, seen = train(steps, tmp_path / "parts", stop)
+        got += seen
+        assert trainer.state.epoch == pytest.approx(trainer.state.global_step / per_epoch)
+    assert got == want
+    assert same(trainer.model.state_dict(), whole.model.state_dict())
+
+
 def test_accelerate_state_goes_there_and_back(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
