@@ -1,10 +1,13 @@
 //! Carries a machine's actions out: on the store, in the room, with the staged bytes.
 
+use std::collections::VecDeque;
+
 use super::lead::Leading;
 use super::machine::{Action, Event, Folder, Machine, Outcome, Shape};
 use super::messages::Failure;
 use super::pack::{Packed, Packer};
 use super::publish::{is_ours, manifest_path, refuse_committed};
+use super::reserve::{Made, give_back, reserve};
 use super::write::{
     OpenFile, Written, discard, remove_files, remove_folders, sync_file, write_image,
 };
@@ -52,6 +55,8 @@ pub struct Driver<'a> {
     pub written: Written,
     /// What the packer made of it.
     pub packed: Packed,
+    /// Files whose space is reserved and that are not written yet.
+    pub reserved: VecDeque<Made>,
     /// The file between its write and its fsync.
     pub open: Option<OpenFile>,
     pub leading: Leading,
@@ -81,6 +86,7 @@ pub fn run(place: &Place, job: &Job, tick: Tick<'_>) -> Result<()> {
         trouble: None,
         written: Written::default(),
         packed: Packed::default(),
+        reserved: VecDeque::new(),
         open: None,
         leading: Leading::default(),
         heard: false,
@@ -162,8 +168,14 @@ impl Driver<'_> {
             Action::Prepare => self.prepare()?,
             Action::Write(i) => {
                 let rank = self.place.room.rank;
+                // What is packed is smaller than planned, or not written at all.
+                if i == 0 && self.job.images.len() > 1 && self.place.pack.is_none() {
+                    self.reserved = block_on(reserve(store, &self.folders, self.job))??;
+                }
+                let made = self.reserved.pop_front().map(|made| made.writer);
                 let pack = self.place.pack.as_ref().map(|packer| (packer, &mut self.packed));
-                let file = write_image(store, &self.folders, self.job, rank, i as usize, pack);
+                let (folders, i) = (&self.folders, i as usize);
+                let file = write_image(store, folders, self.job, rank, i, pack, made);
                 self.open = Some(block_on(file)??);
             }
             Action::Sync(_) => {
@@ -210,6 +222,7 @@ impl Driver<'_> {
         if let Some(file) = self.open.take() {
             block_on(discard(store, file))?;
         }
+        block_on(give_back(store, std::mem::take(&mut self.reserved)))?;
         let mut files = std::mem::take(&mut self.written.files);
         files.extend(self.leading.table.take());
         self.let_go();

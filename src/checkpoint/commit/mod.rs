@@ -21,6 +21,7 @@ mod machine;
 mod messages;
 mod pack;
 mod publish;
+mod reserve;
 pub mod scale;
 #[cfg(test)]
 mod tests;

@@ -37,8 +37,8 @@ pub struct OpenFile {
     pub chunks: Vec<Chunk>,
 }
 
-/// Writes image `i` of a job, packed if there is something to pack it with. After an error nothing
-/// of it stays.
+/// Writes image `i` of a job, packed if there is something to pack it with, else into `made` where
+/// its space was reserved. After an error nothing of it stays.
 pub async fn write_image(
     store: &dyn Store,
     folders: &Folders,
@@ -46,6 +46,7 @@ pub async fn write_image(
     rank: u32,
     i: usize,
     pack: Option<(&Packer, &mut Packed)>,
+    made: Option<Box<dyn Writer>>,
 ) -> Result<OpenFile> {
     let slot = job.staged.as_ref().map(Staged::bytes).unwrap_or_default();
     let (starts, _) = image_starts(&job.images);
@@ -63,7 +64,10 @@ pub async fn write_image(
     }
     let path = join(&folders.path, &image.name);
     let options = WriteOptions { direct: true, size_bytes: Some(image.size_bytes) };
-    let mut writer = create(store, &path, options).await?;
+    let mut writer = match made {
+        Some(writer) => writer,
+        None => create(store, &path, options).await?,
+    };
     let mut sums = Sums::given(image, job.sums(i));
     job.progress.begin(image.size_bytes);
     let written = write_slices(writer.as_mut(), &bytes, &mut sums, &job.progress).await;
