@@ -86,7 +86,9 @@ fn save<'a>(
 
 fn whole(ckpt: &Checkpointer, step: i64, tensors: &[Tensor]) {
     let mut found = tensors.to_vec();
-    found.iter_mut().for_each(|t| t.data.fill(0xAA));
+    for tensor in &mut found {
+        tensor.data.fill(0xAA);
+    }
     let targets = found.iter_mut().map(|t| Target {
         path: t.path(),
         dtype: t.dtype.into(),

@@ -114,7 +114,7 @@ mod tests {
         let store = Arc::new(FaultStore::new(local, FaultScript::parse(script).unwrap()));
         let keep = Arc::new(Retention::new(store.as_ref(), Keep::default()).unwrap());
         let meet = Arc::new(MemoryMeet::default());
-        let room = Room::new(meet, "r".into(), 0, 1, Duration::from_secs(60));
+        let room = Room::new(meet, "r".into(), 0, 1, Duration::from_mins(1));
         (Place { store: Arc::clone(&store) as _, room, keep, pack: None }, store)
     }
 

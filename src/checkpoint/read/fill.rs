@@ -17,13 +17,10 @@ use parking_lot::Mutex;
 
 use super::needs::{Need, needs};
 use super::packed::{Place, Table, Unpacker, is_short, table};
-use super::windows::{Part, WINDOW_BYTES_MAX, Wanted, Window, windows};
+use super::windows::{Part, WINDOW_BYTES_MAX, Window, windows};
 use super::{OLDER, OpenStep};
 use crate::checkpoint::codec::Index;
-use crate::checkpoint::flat::{fits, moves, prove};
-use crate::checkpoint::layout::{
-    Chunk, Dtype, FileRecord, crc32c, crc32c_join, file_path, shape_bytes,
-};
+use crate::checkpoint::layout::{Dtype, FileRecord, crc32c, file_path};
 use crate::checkpoint::rects::{Rect, Runs};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, ArenaOptions, Buffer, copy_past_cache};

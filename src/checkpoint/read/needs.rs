@@ -103,8 +103,9 @@ pub fn needs<'s>(step: &'s OpenStep, targets: &[Target<'_>]) -> Result<Vec<Need<
         let rects: Vec<_> = chunks.iter().map(Chunk::rect).collect();
         proven(step, target, &rects)?;
         for (chunk, rect) in chunks.iter().zip(&rects) {
-            let runs = moves(&target.shape, rect, &target.rect, dtype.bytes);
-            runs.into_iter().for_each(|runs| add(chunk, runs));
+            for runs in moves(&target.shape, rect, &target.rect, dtype.bytes) {
+                add(chunk, runs);
+            }
         }
     }
     Ok(needs)
