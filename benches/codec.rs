@@ -1,8 +1,9 @@
 //! CPU time of compressing and decoding checkpoint chunks on one thread, as JSON lines: GB of raw
 //! bytes per second, the stored share, and what a plain copy of the same bytes takes.
 //!
-//! `cargo bench --bench codec`, or `… -- FILE DTYPE` for the bytes of a file. Values are normal numbers as trained weights have them, and the
-//! state of an Adam that has seen 200 normal gradients of each parameter's own scale.
+//! `cargo bench --bench codec`, or `… -- FILE DTYPE` for the bytes of a file. Values are normal
+//! numbers as trained weights have them, and the state of an Adam that has seen 200 normal
+//! gradients of each parameter's own scale.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 

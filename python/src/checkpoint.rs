@@ -54,7 +54,8 @@ impl Checkpointer {
     #[new]
     #[pyo3(signature = (uri, rank, world_size, *, keep_last=None, keep_every=None, keep_best=None,
         keep_within_s=None, keep_interval_s=None, timeout_s=600.0, run_id=None, shm_dir=None,
-        single_writer=false, delta_saves_max=None, compress=false, storage_options=None, store=None))]
+        single_writer=false, delta_saves_max=None, compress=false, storage_options=None,
+        store=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     fn new(
         py: Python<'_>,

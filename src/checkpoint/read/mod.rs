@@ -269,8 +269,8 @@ impl OpenStep {
         self.manifest.files.iter().map(|f| f.size_bytes).sum()
     }
 
-    /// Bytes that a rank has staged for it, about: its files, what compression left out of them, and
-    /// its chunks that lie elsewhere.
+    /// Bytes that a rank has staged for it, about: its files, what compression left out of them,
+    /// and its chunks that lie elsewhere.
     pub(super) fn rank_bytes(&self, rank: u32) -> u64 {
         let files = self.manifest.files.iter().filter(|file| file.rank == rank);
         let own: u64 = files.map(|file| file.size_bytes).sum();
