@@ -29,16 +29,16 @@ const STATE: &str = r#"{"wide":{"~tensor":{"dtype":"F32","shape":[3600,1100]}},
     "one":{"~tensor":{"dtype":"F64","shape":[]}}}"#;
 
 /// A tensor of a saved state.
-#[derive(Clone)]
-struct Tensor {
-    name: &'static str,
-    dtype: &'static str,
-    shape: Vec<i64>,
-    data: Vec<u8>,
+#[derive(Clone, PartialEq)]
+pub struct Tensor {
+    pub name: &'static str,
+    pub dtype: &'static str,
+    pub shape: Vec<i64>,
+    pub data: Vec<u8>,
 }
 
 impl Tensor {
-    fn path(&self) -> String {
+    pub fn path(&self) -> String {
         format!("[\"{}\"]", self.name)
     }
 
@@ -73,7 +73,7 @@ impl Tensor {
 }
 
 /// Splitmix64.
-fn noise(count: usize, seed: u64) -> impl Iterator<Item = u64> {
+pub fn noise(count: usize, seed: u64) -> impl Iterator<Item = u64> {
     (1..=count as u64).map(move |i| {
         let n = (seed + i).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -8,31 +8,7 @@ use drivetrain::checkpoint::rects::Rect;
 use drivetrain::checkpoint::{Checkpointer, Options, PackOptions, Target, TensorIn};
 
 use crate::commit::{BLOCKING, alone, walk};
-
-/// A tensor with its bytes.
-#[derive(Clone, PartialEq)]
-struct Tensor {
-    name: &'static str,
-    dtype: &'static str,
-    shape: Vec<i64>,
-    data: Vec<u8>,
-}
-
-impl Tensor {
-    fn path(&self) -> String {
-        format!("[\"{}\"]", self.name)
-    }
-}
-
-/// Splitmix64.
-fn noise(count: usize, seed: u64) -> impl Iterator<Item = u64> {
-    (1..=count as u64).map(move |i| {
-        let n = (seed + i).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        n ^ n >> 31
-    })
-}
+use crate::compressed::{Tensor, noise};
 
 /// bf16 numbers whose exponents take few values and whose mantissas are noise, as trained ones.
 fn weights(count: usize, seed: u64) -> Vec<u8> {

@@ -68,6 +68,17 @@ def killed_while_staging(rank, world, folder):
     die()
 
 
+def report(r, ckpt, rank, folder):
+    """What a restore did, and what is there now."""
+    return {
+        "step": r.step,
+        "adopted": r.adopted,
+        "skipped": [[step, why] for step, why in r.skipped],
+        "steps": ckpt.steps(),
+        "slots": sorted(p.name for p in (folder / "shm").iterdir()) if rank == 0 else [],
+    }
+
+
 def restore(rank, world, folder):
     """What the next process finds; then trains on for one step and saves it."""
     want = {step: state_of(step, rank, world) for step in (1, 2)}
@@ -75,13 +86,7 @@ def restore(rank, world, folder):
     target["rank"] = dt.PerRank(None)
     ckpt = checkpointer(folder, rank, world)
     r = ckpt.restore(target)
-    found = {
-        "step": r.step,
-        "adopted": r.adopted,
-        "skipped": [[step, why] for step, why in r.skipped],
-        "steps": ckpt.steps(),
-        "slots": sorted(p.name for p in (folder / "shm").iterdir()) if rank == 0 else [],
-    }
+    found = report(r, ckpt, rank, folder)
     if r.step is not None:
         expected = want[r.step]
         found["right"] = bool(
@@ -109,13 +114,7 @@ def restore_elsewhere(rank, world, folder):
     }
     ckpt = checkpointer(folder, rank, world)
     r = ckpt.restore(target, strict=False)
-    found = {
-        "step": r.step,
-        "adopted": r.adopted,
-        "skipped": [[step, why] for step, why in r.skipped],
-        "steps": ckpt.steps(),
-        "slots": sorted(p.name for p in (folder / "shm").iterdir()) if rank == 0 else [],
-    }
+    found = report(r, ckpt, rank, folder)
     states = [state_of(r.step, other, old) for other in range(old)]
     whole = np.concatenate([state["own"].tensor for state in states])
     found["right"] = bool(
