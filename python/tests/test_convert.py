@@ -413,3 +413,10 @@ def test_neither_side_ours_is_refused_with_the_way_out(tmp_path, capfd):
     assert convert(tmp_path / "weights.pt", tmp_path / "out", "--to", "dcp") != 0
     assert "two steps" in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_root_of_ours_without_a_wanted_kind_says_what_to_name(tmp_path, capfd):
+    with dt.Checkpointer(tmp_path / "run", rank=0, world_size=1) as ckpt:
+        ckpt.save(1, {"w": torch.ones(3)}, blocking=True)
+    assert convert(tmp_path / "run", tmp_path / "out") != 0
+    assert "--to safetensors" in capfd.readouterr().err

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use super::folder::{Folder, Publication, fresh_attempt, step_of_folder};
 use crate::checkpoint::flat::fits;
-use crate::checkpoint::layout::{Dtype, Piece, shape_bytes};
+use crate::checkpoint::layout::{Dtype, Piece, parse_step_dir, shape_bytes};
 use crate::checkpoint::rects::Rect;
 use crate::error::{Error, Result};
 use crate::runtime::block_on;
@@ -145,9 +145,14 @@ pub fn detect(uri: &str, options: &StorageOptions) -> Result<SourceKind> {
     if names.iter().any(|n| n.ends_with(".safetensors") || n.ends_with(safetensors::INDEX_END)) {
         return Ok(SourceKind::Safetensors);
     }
+    let advice = if names.iter().any(|n| parse_step_dir(n).is_some()) {
+        "this is a root of ours: name what to write with --to safetensors, dcp or pt"
+    } else {
+        "name its kind with --from, or the file itself"
+    };
     Err(Error::NotFound {
         what: format!("a checkpoint of another program in {uri}"),
-        advice: "name its kind with --from, or the file itself".into(),
+        advice: advice.into(),
     })
 }
 
